@@ -70,8 +70,8 @@ def test_bootstrap_spread_has_both_sources():
     drawn = statistics.bootstrap_medians(examples, resamples=4000)[:, 0]
     assert drawn.mean() == pytest.approx(examples.mean(), abs=4 * examples.std() / 20 / 63)
     assert drawn.std() == pytest.approx(examples.std() / 20, rel=0.05)
-    # Pairs that differ, examples that do not: the spread is that of a median of resampled pairs, here of {0, 0.5, 1}. It is
-    # 0 or 1 with probability 7/27 each (two or three draws of that value), else 0.5.
+    # Pairs that differ, examples that do not: the spread is that of a median of resampled pairs, here of {0, 0.5, 1}.
+    # It is 0 or 1 with probability 7/27 each (two or three draws of that value), else 0.5.
     pairs = np.broadcast_to(np.array([0.0, 0.5, 1.0])[None, :, None], (1, 3, 5))
     drawn = statistics.bootstrap_medians(pairs, resamples=27000)[:, 0]
     shares = [np.mean(np.isclose(drawn, value)) for value in (0.0, 0.5, 1.0)]

@@ -1,8 +1,9 @@
 """Bootstrap statistics of merging gains: intervals of medians, and where along the noise scale the gain peaks.
 
-The unit of evidence is a pair of models. Pairs are resampled with replacement, the same draw at every noise scale because
-seeds are shared across scales, and so are the test examples, the same draw for every pair because they are evaluated on one
-test set (a two-way bootstrap; Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 1(2), 2007).
+The unit of evidence is a pair of models. Pairs are resampled with replacement, the same draw at every noise scale
+because seeds are shared across scales, and so are the test examples, the same draw for every pair because they are
+evaluated on one test set (a two-way bootstrap; Owen, "The pigeonhole bootstrap", Annals of Applied Statistics 1(2),
+2007).
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ class CriticalScale:
     Attributes:
         noise_scale: S of the largest median gain; None if no noise scale has enough pairs.
         interval: percentile interval of that S over the bootstrap, at level 0.95; None where ``noise_scale`` is.
-        p_value: of the hypothesis that no noise scale inside the range has a larger median gain than both ends of the range.
+        p_value: of the hypothesis that no noise scale inside the range has a larger median gain than both of its ends.
         resolved: whether that hypothesis is rejected at 0.05.
         reason: why it is resolved or not, as one clause.
     """
@@ -60,7 +61,8 @@ def example_gains(correct: ArrayLike) -> NDArray[np.float64]:
     array = np.asarray(correct)
     if array.ndim != 2 or array.shape[0] != 3 or array.shape[1] == 0 or array.dtype != bool:
         raise InputError(
-            f"correct must be booleans of shape (3, examples) for a, merged and b, got {array.dtype} of shape {array.shape}."
+            "correct must be booleans of shape (3, examples) for a, merged and b, "
+            f"got {array.dtype} of shape {array.shape}."
         )
     a, merged, b = array.astype(np.float64)
     return merged - (a + b) / 2
@@ -79,8 +81,8 @@ def bootstrap_medians(gains: ArrayLike, *, resamples: int = RESAMPLES, seed: int
     """Resample pairs and examples, and take the median gain over pairs at every noise scale.
 
     Args:
-        gains: (scales, pairs, examples) from ``example_gains``. The same position along ``pairs`` is the same seed at every
-            scale. A pair that does not count (untrained, diverged, not there) is NaN throughout.
+        gains: (scales, pairs, examples) from ``example_gains``. The same position along ``pairs`` is the same seed at
+            every scale. A pair that does not count (untrained, diverged, not there) is NaN throughout.
         resamples: number of bootstrap draws.
         seed: of the draws; the same seed gives the same numbers.
 
@@ -118,16 +120,16 @@ def interval(samples: ArrayLike, level: float = LEVEL) -> tuple[float, float]:
 def critical_scale(noise_scales: ArrayLike, pair_gains: ArrayLike, drawn: ArrayLike) -> CriticalScale:
     """Find the noise scale with the largest median gain, and test whether it is a peak inside the range.
 
-    The test: for an interior scale k and an end e of the range, d_ke is the difference of their median gains and s_ke its
-    bootstrap standard deviation. T = max_k min_e d_ke / s_ke is compared with the bootstrap distribution of
-    max_ke (d*_ke − d_ke) / s_ke, which keeps the chance of calling a flat or monotone curve peaked at or under 0.05 whatever
-    the number of scales (a single-step max-t correction; Romano and Wolf, Econometrica 73(4), 2005). Taking the argmax
-    alone would not: of eight equal scales, six are inside the range.
+    The test: for an interior scale k and an end e of the range, d_ke is the difference of their median gains and s_ke
+    its bootstrap standard deviation. T = max_k min_e d_ke / s_ke is compared with the bootstrap distribution of
+    max_ke (d*_ke − d_ke) / s_ke, which keeps the chance of calling a flat or monotone curve peaked at or under 0.05
+    whatever the number of scales (a single-step max-t correction; Romano and Wolf, Econometrica 73(4), 2005). Taking
+    the argmax alone would not: of eight equal scales, six are inside the range.
 
     Args:
         noise_scales: S of each scale, shape (scales,), in any order; several may have one S.
-        pair_gains: gain of each pair, shape (scales, pairs); NaN for a pair that does not count. Scales with fewer than 5
-            pairs that count are left out.
+        pair_gains: gain of each pair, shape (scales, pairs); NaN for a pair that does not count. Scales with fewer than
+            5 pairs that count are left out.
         drawn: (resamples, scales), the ``bootstrap_medians`` of the same pairs.
     """
     s, array, samples = (np.asarray(value, dtype=np.float64) for value in (noise_scales, pair_gains, drawn))
