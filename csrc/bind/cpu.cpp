@@ -1,0 +1,154 @@
+// isthmus._cpu: addresses in, exceptions out. Everything public is validated in Python.
+
+#include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <optional>
+
+#include "../cpu/api.h"
+
+namespace py = pybind11;
+using namespace isthmus;
+
+namespace {
+
+// The parts of the DLPack 1.3 C exchange interface that are used: a table of functions, in a capsule that the tensor type
+// carries, of which one describes a tensor without taking a reference to it.
+struct DLTensor {
+    void* data;
+    struct {
+        std::int32_t type, id;
+    } device;
+    std::int32_t ndim;
+    struct {
+        std::uint8_t code, bits;
+        std::uint16_t lanes;
+    } dtype;
+    std::int64_t* shape;
+    std::int64_t* strides;
+    std::uint64_t byte_offset;
+};
+struct ExchangeApi {
+    std::uint32_t major, minor;
+    ExchangeApi* previous;
+    void* managed_tensor_allocator;
+    void* managed_tensor_from_object;
+    void* managed_tensor_to_object;
+    int (*describe)(void* object, DLTensor* out);
+    void* current_work_stream;
+};
+constexpr std::int32_t dl_cpu = 1;
+constexpr std::uint8_t dl_float = 2, dl_bfloat = 4;
+
+struct {
+    PyTypeObject *tensor = nullptr, *parameter = nullptr;
+    const ExchangeApi* api = nullptr;
+} torch_types;
+
+void accept_tensors(py::type tensor, py::type parameter, const py::object& capsule) {
+    torch_types.tensor = reinterpret_cast<PyTypeObject*>(tensor.ptr());
+    torch_types.parameter = reinterpret_cast<PyTypeObject*>(parameter.ptr());
+    if (capsule.is_none()) return;
+    const auto* api = static_cast<const ExchangeApi*>(PyCapsule_GetPointer(capsule.ptr(), "dlpack_exchange_api"));
+    if (api == nullptr) throw py::error_already_set();
+    if (api->major == 1) torch_types.api = api;
+}
+
+std::optional<Dtype> dtype_of(const DLTensor& t) {
+    if (t.dtype.lanes != 1) return std::nullopt;
+    if (t.dtype.code == dl_bfloat && t.dtype.bits == 16) return Dtype::bf16;
+    if (t.dtype.code != dl_float) return std::nullopt;
+    switch (t.dtype.bits) {
+        case 64: return Dtype::f64;
+        case 32: return Dtype::f32;
+        case 16: return Dtype::f16;
+        default: return std::nullopt;
+    }
+}
+
+// A plain tensor of the CPU in C-order, or nothing: then Python looks closer and says what is the matter.
+std::optional<DLTensor> plain(PyObject* object) {
+    PyTypeObject* type = Py_TYPE(object);
+    if (type != torch_types.tensor && type != torch_types.parameter) return std::nullopt;
+    DLTensor t;
+    if (torch_types.api->describe(object, &t) != 0) {
+        PyErr_Clear();
+        return std::nullopt;
+    }
+    if (t.device.type != dl_cpu || !dtype_of(t)) return std::nullopt;
+    std::int64_t numel = 1;
+    for (int d = t.ndim - 1; d >= 0; --d) {
+        if (t.strides != nullptr && t.shape[d] != 1 && t.strides[d] != numel) return std::nullopt;
+        numel *= t.shape[d];
+    }
+    if (numel == 0) return std::nullopt;
+    // A single element is contiguous at any stride, so it may be the lazily negated imaginary part of a complex one.
+    if (numel == 1 && py::handle(object).attr("is_neg")().cast<bool>()) return std::nullopt;
+    t.data = static_cast<char*>(t.data) + t.byte_offset;
+    return t;
+}
+
+// The table of equally long columns of tensors, the output's last, where each row has one shape and all are plain.
+std::optional<cpu::Table> plain_table(const std::vector<py::list>& columns) {
+    if (torch_types.api == nullptr) return std::nullopt;
+    cpu::Table table;
+    table.inputs = columns.size() - 1;
+    for (std::size_t r = 0; r < columns[0].size(); ++r) {
+        std::optional<DLTensor> first;
+        for (const py::list& column : columns) {
+            if (column.size() != columns[0].size()) return std::nullopt;
+            const std::optional<DLTensor> t = plain(PyList_GET_ITEM(column.ptr(), r));
+            if (!t) return std::nullopt;
+            if (!first) {
+                first = t;
+                std::int64_t numel = 1;
+                for (int d = 0; d < t->ndim; ++d) numel *= t->shape[d];
+                table.numel.push_back(numel);
+            } else if (t->ndim != first->ndim || !std::equal(t->shape, t->shape + t->ndim, first->shape)) {
+                return std::nullopt;
+            }
+            table.operands.push_back({reinterpret_cast<std::uintptr_t>(t->data), *dtype_of(*t)});
+        }
+    }
+    return table;
+}
+
+// The same from addresses: per row, one (address, dtype) for each input and then for the output.
+cpu::Table table(const std::vector<std::int64_t>& numel,
+                 const std::vector<std::vector<std::pair<std::uintptr_t, Dtype>>>& rows) {
+    cpu::Table result;
+    result.inputs = rows.empty() ? 0 : rows[0].size() - 1;
+    result.numel = numel;
+    for (const auto& row : rows)
+        for (const auto& [address, dtype] : row) result.operands.push_back({address, dtype});
+    return result;
+}
+
+}  // namespace
+
+PYBIND11_MODULE(_cpu, m) {
+    m.doc() = "Kernels of isthmus for the CPU.";
+
+    py::enum_<Dtype>(m, "Dtype")
+        .value("f64", Dtype::f64)
+        .value("f32", Dtype::f32)
+        .value("bf16", Dtype::bf16)
+        .value("f16", Dtype::f16);
+    py::class_<cpu::Table>(m, "Table").def(py::init(&table), py::arg("numel"), py::arg("rows"));
+
+    m.def("accept_tensors", &accept_tensors, py::arg("tensor"), py::arg("parameter"), py::arg("exchange_api"));
+    m.def("plain_table", &plain_table, py::arg("columns"));
+    m.def("lerp", &cpu::lerp, py::arg("table"), py::arg("weight"), py::arg("threads"),
+          py::call_guard<py::gil_scoped_release>());
+    m.def("weighted_sum", &cpu::weighted_sum, py::arg("table"), py::arg("weights"), py::arg("threads"),
+          py::call_guard<py::gil_scoped_release>());
+
+    m.def("instruction_sets", [] {
+        std::vector<std::pair<std::string, bool>> sets;
+        for (const auto& set : cpu::instruction_sets()) sets.emplace_back(set.name, set.supported);
+        return sets;
+    });
+    m.def("instruction_set", &cpu::instruction_set);
+    m.def("use_instruction_set", &cpu::use_instruction_set, py::arg("name"));
+    m.def("has_openmp", &cpu::has_openmp);
+}

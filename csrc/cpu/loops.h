@@ -1,0 +1,24 @@
+// What one instruction set provides: its loops over a range of one row of a table.
+#pragma once
+
+#include "api.h"
+
+namespace isthmus::cpu {
+
+struct Range {
+    const Operand* operands;  // the row's inputs, then its output
+    std::size_t inputs;
+    std::int64_t begin, end;  // elements
+    bool stream;              // write the output past the caches
+};
+
+struct Loops {
+    const char* name;
+    bool (*supported)();
+    void (*lerp)(const Range&, double weight);
+    void (*weighted_sum)(const Range&, const double* weights);
+};
+
+const Loops& loops();  // of the instruction set in use
+
+}  // namespace isthmus::cpu

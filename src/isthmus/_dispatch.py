@@ -1,0 +1,208 @@
+"""The only place that chooses a backend, and that hands memory to one.
+
+Arguments are valid here (``isthmus.ops`` checks them): rows of tensors that have one shape and one device, weights that are
+Python floats, outputs that are disjoint from the inputs or are exactly one of them.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from . import _native, _versions, reference
+from .errors import BackendError, InputError, IsthmusWarning
+
+BACKENDS = ("auto", "reference", "cpp", "cuda", "triton")
+FORCED = os.environ.get("ISTHMUS_BACKEND", "auto")  # what "auto" means in this process
+
+SHARED_ELEMENTS = 1 << 20  # of outputs that may share one allocation: a view kept by the user keeps no more alive
+
+Column = list[Tensor]
+
+
+def choose(backend: str, device: torch.device) -> str:
+    """The backend, "reference" or "cpp", that serves a call.
+
+    Raises:
+        InputError: no backend has this name.
+        BackendError: the backend was asked for by name and cannot serve this device here.
+    """
+    asked = FORCED if backend == "auto" else backend
+    if asked not in BACKENDS:
+        where = "ISTHMUS_BACKEND" if backend == "auto" else "backend"
+        raise InputError(f"{where}={asked!r} is not a backend; the backends are {', '.join(BACKENDS)}.")
+    if asked == "auto":
+        return "cpp" if device.type == "cpu" and _cpp_or_warn() else "reference"
+    if asked in ("cuda", "triton"):
+        raise BackendError(
+            f"backend {asked!r} is not part of this version, which has no GPU kernels yet. "
+            "Use backend='reference' for tensors on a GPU."
+        )
+    if asked == "cpp":
+        _native.cpu()
+        if device.type != "cpu":
+            raise BackendError(
+                f"backend 'cpp' takes tensors on the CPU and these are on {device}. "
+                "Move them with .cpu(), or use backend='reference'."
+            )
+    return asked
+
+
+@functools.cache
+def _cpp_or_warn() -> bool:
+    module, reason = _native.load_cpu()
+    if module is None:
+        if os.environ.get("ISTHMUS_ISA"):
+            _native.cpu()  # a forced instruction set never falls back: this raises
+        warnings.warn(
+            f"isthmus runs on its slower reference backend: {reason}. {_native.REBUILD}.", IsthmusWarning, stacklevel=2
+        )
+    return module is not None
+
+
+class Row(NamedTuple):
+    """One line of the table that ``isthmus info`` prints."""
+
+    name: str
+    available: bool
+    chosen: bool
+    reason: str
+
+
+def describe() -> list[Row]:
+    """The backends and CPU instruction sets: which are built, which are chosen, and why not the others."""
+    module, reason = _native.load_cpu()
+    forced = f"ISTHMUS_BACKEND={FORCED}" if FORCED != "auto" else ""
+    default = ("cpp" if module else "reference") if FORCED == "auto" else FORCED
+    threads = f", {torch.get_num_threads()} threads" if module and module.has_openmp() else ", single-threaded"
+    rows = [
+        Row("reference", True, default == "reference", forced or "plain PyTorch, every device"),
+        Row("cpp", module is not None, default == "cpp", reason + (threads if module else "")),
+        Row("cuda", False, False, "not part of this version"),
+        Row("triton", False, False, "not part of this version"),
+    ]
+    if module:
+        for name, supported in module.instruction_sets():
+            used = name == module.instruction_set()
+            why = "in use" if used else "supported; force it with ISTHMUS_ISA" if supported else "not on this processor"
+            rows.append(Row(f"cpp {name}", supported, used, why))
+    return rows
+
+
+def are_plain(columns: Sequence[Column]) -> bool:
+    """Whether the compiled extension vouches that the rows are valid: plain CPU tensors in C-order, one shape a row."""
+    module, _ = _native.load_cpu()
+    return module is not None and module.plain_table(columns) is not None
+
+
+def lerp(a: Column, b: Column, weight: float, *, out: Column | None, backend: str) -> Column:
+    """``isthmus.ops.lerp`` for every row."""
+    return _run(
+        [a, b],
+        out,
+        backend,
+        reference=lambda tensors, dtype: reference.lerp(*tensors, weight, dtype=dtype),
+        cpp=lambda module, table: module.lerp(table, weight, torch.get_num_threads()),
+    )
+
+
+def weighted_sum(columns: Sequence[Column], weights: list[float], *, out: Column | None, backend: str) -> Column:
+    """``isthmus.ops.weighted_sum`` for every row."""
+    return _run(
+        columns,
+        out,
+        backend,
+        reference=lambda tensors, dtype: reference.weighted_sum(tensors, weights, dtype=dtype),
+        cpp=lambda module, table: module.weighted_sum(table, weights, torch.get_num_threads()),
+    )
+
+
+def _run(
+    columns: Sequence[Column],
+    out: Column | None,
+    backend: str,
+    *,
+    reference: Callable[[Sequence[Tensor], torch.dtype], Tensor],
+    cpp: Callable[[Any, Any], None],
+) -> Column:
+    """Apply a rule to every row on the chosen backend; the result has the dtype of ``out`` or of the first column."""
+    if not columns[0]:
+        return []
+    chosen = choose(backend, columns[0][0].device)
+    if chosen == "reference":
+        outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
+        for target, *row in zip(outputs, *columns, strict=True):
+            result = _real(target)
+            result.copy_(reference([_real(tensor) for tensor in row], result.dtype))
+        return outputs
+    module = _native.cpu()
+    outputs = _empty_like(columns[0]) if out is None else out
+    table = module.plain_table([*columns, outputs])
+    if table is not None:
+        cpp(module, table)
+    else:
+        _run_strided(module, columns, outputs, cpp)
+    if out is not None:
+        _versions.wrote(out)
+    return outputs
+
+
+def _run_strided(module: Any, columns: Sequence[Column], outputs: Column, cpp: Callable[[Any, Any], None]) -> None:
+    """Run a rule on tensors of any strides: where they lie if all are dense and alike, else through contiguous copies."""
+    keep: list[Tensor] = []  # alive until the rule has run
+    late: list[tuple[Tensor, Tensor]] = []
+    numel: list[int] = []
+    rows = []
+    for target, *row in zip(outputs, *columns, strict=True):
+        operands = [_real(tensor) for tensor in row]
+        result = _real(target)
+        dense = result.stride() == torch.empty_like(result).stride()
+        if not dense or any(x.stride() != result.stride() for x in operands):
+            operands = [x.contiguous() for x in operands]
+            if not result.is_contiguous():
+                late.append((result, torch.empty_like(result, memory_format=torch.contiguous_format)))
+                result = late[-1][1]
+        keep += [*operands, result]
+        numel.append(result.numel())
+        rows.append([(x.data_ptr(), _dtype_codes(module)[x.dtype]) for x in (*operands, result)])
+    cpp(module, module.Table(numel, rows))
+    for target, result in late:
+        target.copy_(result)
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """``tensor`` without lazy conjugation or negation; a complex one as pairs of real numbers."""
+    tensor = tensor.detach().resolve_conj().resolve_neg()
+    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
+
+
+@functools.cache
+def _dtype_codes(module: Any) -> dict[torch.dtype, Any]:
+    codes = module.Dtype
+    return {
+        torch.float64: codes.f64,
+        torch.float32: codes.f32,
+        torch.bfloat16: codes.bf16,
+        torch.float16: codes.f16,
+    }
+
+
+def _empty_like(tensors: Column) -> Column:
+    """Uninitialised tensors of the same shapes; several small ones share one allocation, which is far cheaper."""
+    first = tensors[0]
+    sizes = [tensor.numel() for tensor in tensors]
+    together = (
+        len(tensors) > 1
+        and sum(sizes) <= SHARED_ELEMENTS
+        and all(tensor.dtype == first.dtype and tensor.is_contiguous() for tensor in tensors)
+    )
+    if not together:
+        return [torch.empty_like(tensor) for tensor in tensors]
+    pieces = first.new_empty(sum(sizes)).split(sizes)
+    return [piece if tensor.dim() == 1 else piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]

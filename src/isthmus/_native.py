@@ -1,0 +1,40 @@
+"""Load the compiled extension, and say what is missing and why."""
+
+from __future__ import annotations
+
+import functools
+import os
+from types import ModuleType
+
+import torch
+
+from .errors import BackendError
+
+REBUILD = "Reinstall isthmus where a C++17 compiler is at hand (pip install --force-reinstall --no-deps isthmus)"
+
+
+@functools.cache
+def load_cpu() -> tuple[ModuleType | None, str]:
+    """The C++ extension with its instruction set chosen, or ``None``; and why, in a sentence without a full stop."""
+    try:
+        from . import _cpu
+    except ImportError as error:
+        return None, f"the C++ extension isthmus._cpu could not be loaded ({error})"
+    wanted = os.environ.get("ISTHMUS_ISA")
+    if wanted:
+        supported = dict(_cpu.instruction_sets())
+        if not supported.get(wanted):
+            known = ", ".join(name for name, runs in supported.items() if runs)
+            why = "this processor does not run it" if wanted in supported else "no such set was compiled in"
+            return None, f"ISTHMUS_ISA={wanted} was asked for, but {why} (available here: {known})"
+        _cpu.use_instruction_set(wanted)
+    _cpu.accept_tensors(torch.Tensor, torch.nn.Parameter, getattr(torch.Tensor, "__dlpack_c_exchange_api__", None))
+    return _cpu, f"instruction set {_cpu.instruction_set()}"
+
+
+def cpu() -> ModuleType:
+    """The C++ extension, or a ``BackendError`` that says why there is none."""
+    module, reason = load_cpu()
+    if module is None:
+        raise BackendError(f"backend 'cpp' is not available: {reason}. {REBUILD}, or use backend='reference'.")
+    return module
