@@ -1,3 +1,4 @@
+import copy
 import csv
 import dataclasses
 import json
@@ -8,6 +9,7 @@ import pytest
 from rich.console import Console
 
 from isthmus.io.atomic import write_json
+from isthmus.path.result import PathResult
 from isthmus.train import report
 from isthmus.train.results import PairRecord, Scale, SweepResult
 
@@ -15,25 +17,23 @@ LRS = (0.01, 0.05, 0.2, 0.4)
 
 
 def make_record(scale, pair, *, ends=(0.8, 0.7), merged=0.9, examples=20, status="ok", annealed=True):
-    """A pair whose test accuracies are exactly as given, and whose other numbers follow from simple rules."""
+    """A pair whose test accuracies are exactly as given, whose losses are 1 - accuracy."""
     if status == "diverged":
-        return PairRecord(scale, pair, 100 + pair, status, "d", (), {}, {}, {}, None, {"train": 1.0})
+        return PairRecord(scale, pair, 100 + pair, status, "digest", None, {}, {"train": 1.0})
     a, b = ends
-    correct = np.array([np.arange(examples) < round(value * examples) for value in (a, merged, b)])
-    accuracy = {"a": a, "merged": merged, "b": b, "ema": 0.92, "ensemble": 0.93}
-    if annealed:
-        accuracy |= {"annealed_a": 0.95, "annealed_b": 0.97}
-    values = {method: {"loss": 1 - value, "accuracy": value} for method, value in accuracy.items()}
-    summary = {
-        "accuracy": {"gain": merged - (a + b) / 2, "gain_over_better": merged - max(ends)},
-        "loss": {"barrier": 0.25 * (scale + 1), "linear_barrier": 0.5},
-    }
-    curves = {"loss": [1 - a, 1 - merged, 1 - b], "accuracy": [a, merged, b]}
-    return PairRecord(
-        *(scale, pair, 100 + pair, status, "digest", (0.0, 0.5, 1.0)),
-        *({"val": curves, "test": curves}, {"val": values, "test": values}, {"val": summary, "test": summary}),
-        *(correct, {"train": 1.5, "evaluate": 0.5}),
+    accuracy = np.array([a, merged, b])
+    path = PathResult(
+        alphas=np.array([0.0, 0.5, 1.0]),
+        values={split: {"loss": 1 - accuracy, "accuracy": accuracy} for split in ("val", "test")},
+        seconds=np.ones(3),
+        ensemble={split: {"loss": 0.07, "accuracy": 0.93} for split in ("val", "test")},
+        correct={"test": np.array([np.arange(examples) < round(value * examples) for value in accuracy])},
     )
+    others = {"ema": {"loss": 0.08, "accuracy": 0.92}}
+    if annealed:
+        others |= {"annealed_a": {"loss": 0.05, "accuracy": 0.95}, "annealed_b": {"loss": 0.03, "accuracy": 0.97}}
+    others = {"val": copy.deepcopy(others), "test": others}
+    return PairRecord(scale, pair, 100 + pair, status, "digest", path, others, {"train": 1.5, "evaluate": 0.5})
 
 
 def make_result(records, *, scales=None):
@@ -66,7 +66,8 @@ def test_summary_by_hand(peaked):
         {"ends": 0.75, "merged": 1.0, "annealed": 0.96, "ema": 0.92, "ensemble": 0.93}
     )
     assert best.loss == pytest.approx({"ends": 0.25, "merged": 0.0, "annealed": 0.04, "ema": 0.08, "ensemble": 0.07})
-    assert best.barrier == (0.75,) * 5
+    assert best.barrier == pytest.approx([0.05] * 5)  # the end of loss .3 against the mean of the ends .25
+    assert summary.scales[3].barrier == pytest.approx([0.25] * 4 + [0.3])
     np.testing.assert_allclose(best.curves["accuracy"], [0.8, 1.0, 0.7])
     assert [row.gain_median > 0 for row in summary.scales] == [True, True, True, False]
 
@@ -117,15 +118,15 @@ def test_results_json_has_the_documented_keys(peaked, tmp_path):
     low, high = content["critical_interval"]
     assert low <= content["critical_noise_scale"] <= high
     assert len(content["pairs"]) == 20
-    assert content["pairs"][7]["curves"]["test"]["accuracy"] == pytest.approx([0.8, 0.9, 0.7])
+    assert content["pairs"][7]["path"]["values"]["test"]["accuracy"] == pytest.approx([0.8, 0.9, 0.7])
 
 
 def test_results_csv_is_tidy(peaked, tmp_path):
     report.write_report(report.summarise(peaked), tmp_path)
     with open(tmp_path / "results.csv", newline="", encoding="utf-8") as file:
         rows = list(csv.DictReader(file))
-    # 20 pairs, 2 splits: 3 alphas x 2 metrics on the path, 7 methods x 2 metrics, 4 values of the whole path
-    assert len(rows) == 20 * 2 * (6 + 14 + 4)
+    # 20 pairs, 2 splits: 3 alphas x 2 metrics on the path, 7 methods x 2 metrics, 5 figures x 2 metrics
+    assert len(rows) == 20 * 2 * (6 + 14 + 10)
     chosen = [
         r["value"]
         for r in rows
@@ -179,7 +180,7 @@ def test_table_has_a_row_for_each_scale(peaked):
     row = next(line for line in text.splitlines() if line.split()[:1] == ["0.2"])
     cells = row.split()
     assert cells[:7] == ["0.2", "16", "0.9", "0.125", "75.0", "100.0", "+25.0"]
-    assert cells[-6:] == ["+20.0", "96.0", "92.0", "93.0", "0.750", "5"]
+    assert cells[-6:] == ["+20.0", "96.0", "92.0", "93.0", "0.050", "5"]
     assert "Critical S = 0.125, 95% interval" in text
     assert "annealed ends are more accurate than the merge at 3 of 4 noise scales" in text.replace("\n", " ")
 
@@ -195,12 +196,13 @@ def test_methods_that_were_not_made_are_absent(tmp_path):
 
 def test_record_survives_json(tmp_path):
     record = make_record(1, 2, examples=21)
-    record.curves["test"]["loss"][1] = math.nan
+    record.others["test"]["ema"]["loss"] = math.nan
     write_json(tmp_path / "record.json", record.to_dict())
     back = PairRecord.from_dict(json.loads((tmp_path / "record.json").read_text()))
-    np.testing.assert_array_equal(back.correct, record.correct)
-    assert math.isnan(back.curves["test"]["loss"][1])
-    assert dataclasses.replace(back, correct=None, curves={}) == dataclasses.replace(record, correct=None, curves={})
-    assert back.curves["test"]["accuracy"] == record.curves["test"]["accuracy"]
+    np.testing.assert_array_equal(back.path.correct["test"], record.path.correct["test"])
+    np.testing.assert_array_equal(back.path.values["val"]["loss"], record.path.values["val"]["loss"])
+    assert math.isnan(back.others["test"]["ema"].pop("loss"))
+    record.others["test"]["ema"].pop("loss")
+    assert dataclasses.replace(back, path=None) == dataclasses.replace(record, path=None)
     diverged = make_record(0, 0, status="diverged")
     assert PairRecord.from_dict(diverged.to_dict()) == diverged

@@ -27,11 +27,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus._optional import optional
-from isthmus.io.atomic import atomic_write, write_json
-
+from .._optional import optional
+from ..io.atomic import atomic_write, write_json
 from . import statistics
-from .results import METHODS, PairRecord, Scale, SweepResult
+from .results import PairRecord, Scale, SweepResult
 from .statistics import CriticalScale
 
 if TYPE_CHECKING:
@@ -139,7 +138,7 @@ class Summary:
             "critical_noise_scale": resolved and resolved.noise_scale,
             "critical_interval": resolved and resolved.interval,
             "critical": critical,
-            "pairs": [record.to_dict() | {"correct": None} for record in self.result.records],
+            "pairs": [_without_correctness(record) for record in self.result.records],
         }
 
 
@@ -154,21 +153,22 @@ def summarise(result: SweepResult, *, resamples: int = statistics.RESAMPLES, see
     summaries: dict[int, ScaleSummary] = {}
     critical = {}
     pairs = 1 + max(record.pair for record in result.records)
+    correct = {(r.scale, r.pair): r.path.correct[SPLIT] for r in result.records if r.status == "ok" and r.path}
+    examples = max((array.shape[1] for array in correct.values()), default=1)
     for series in dict.fromkeys(scale.series for scale in result.scales):
         positions = [i for i, scale in enumerate(result.scales) if scale.series == series]
-        records = {i: [r for r in result.records if r.scale == i] for i in positions}
-        examples = next((r.correct.shape[1] for i in positions for r in records[i] if r.correct is not None), 1)
         gains = np.full((len(positions), pairs, examples), np.nan)
         for row, i in enumerate(positions):
-            for record in records[i]:
-                if record.status == "ok":
-                    gains[row, record.pair] = statistics.example_gains(record.correct)
+            for pair in range(pairs):
+                if (i, pair) in correct:
+                    gains[row, pair] = statistics.example_gains(correct[i, pair])
         drawn = statistics.bootstrap_medians(gains, resamples=resamples, seed=seed)
         pair_gains = gains.mean(axis=-1)
         noise_scales = [result.scales[i].noise_scale for i in positions]
         critical[series] = statistics.critical_scale(noise_scales, pair_gains, drawn)
         for row, i in enumerate(positions):
-            summaries[i] = _summarise_scale(result.scales[i], records[i], pair_gains[row], drawn[:, row])
+            records = [record for record in result.records if record.scale == i]
+            summaries[i] = _summarise_scale(result.scales[i], records, pair_gains[row], drawn[:, row])
     order = sorted(summaries, key=lambda i: (result.scales[i].series, result.scales[i].noise_scale, i))
     return Summary(result, tuple(summaries[i] for i in order), critical)
 
@@ -177,12 +177,13 @@ def _summarise_scale(
     scale: Scale, records: Sequence[PairRecord], gains: NDArray[np.float64], drawn: NDArray[np.float64]
 ) -> ScaleSummary:
     counted = sorted((r for r in records if r.status == "ok"), key=lambda r: r.pair)
+    paths = [r.path for r in counted if r.path is not None]
+    values = [r.methods(SPLIT) for r in counted]
     medians: dict[str, dict[str, float]] = {"accuracy": {}, "loss": {}}
     for metric, named in medians.items():
         for name, methods in ACCURACIES.items():
-            if counted and all(method in r.values[SPLIT] for r in counted for method in methods):
-                ends = [np.mean([r.values[SPLIT][method][metric] for method in methods]) for r in counted]
-                named[name] = _median(ends)
+            if values and all(method in of_pair for of_pair in values for method in methods):
+                named[name] = _median([float(np.mean([of_pair[m][metric] for m in methods])) for of_pair in values])
     return ScaleSummary(
         scale=scale,
         pairs=tuple(r.pair for r in counted),
@@ -192,17 +193,24 @@ def _summarise_scale(
         loss=medians["loss"],
         gain=tuple(float(gains[r.pair]) for r in counted),
         gain_interval=statistics.interval(drawn),
-        gain_over_better=tuple(r.summary[SPLIT]["accuracy"]["gain_over_better"] for r in counted),
-        barrier=tuple(r.summary[SPLIT]["loss"]["barrier"] for r in counted),
+        gain_over_better=tuple(path.summary[SPLIT]["accuracy"].gain_over_better for path in paths),
+        barrier=tuple(path.summary[SPLIT]["loss"].barrier for path in paths),
         curves={
-            metric: statistics.median(np.transpose([r.curves[SPLIT][metric] for r in counted]))
-            for metric in (("loss", "accuracy") if counted else ())
+            metric: statistics.median(np.stack([path.values[SPLIT][metric] for path in paths], axis=-1))
+            for metric in (("loss", "accuracy") if paths else ())
         },
     )
 
 
 def _median(values: Sequence[float]) -> float:
     return float(statistics.median(values)) if len(values) else math.nan
+
+
+def _without_correctness(record: PairRecord) -> dict[str, Any]:
+    values = record.to_dict()
+    if values["path"]:
+        del values["path"]["correct"]
+    return values
 
 
 def write_report(summary: Summary, out: str | os.PathLike[str]) -> list[Path]:
@@ -233,22 +241,20 @@ def _tidy(result: SweepResult) -> Iterator[Sequence[object]]:
     )
     for r in result.records:
         scale = result.scales[r.scale]
-        augmentation = " ".join(f"{key}={value}" for key, value in sorted(scale.augmentation.items()))
-        settings = (scale.noise_scale, scale.lr, scale.batch_size, scale.momentum, scale.weight_decay, augmentation)
-        head = (r.scale, *settings, r.pair, r.status)
-        for split, metrics in r.curves.items():
-            for metric, curve in metrics.items():
-                for alpha, value in zip(r.alphas, curve, strict=True):
-                    yield (*head, "path", split, alpha, metric, value)
-        for split, methods in r.values.items():
-            for method in METHODS:
-                alpha = {"a": 0.0, "merged": 0.5, "b": 1.0}.get(method, "")
-                for metric, value in methods.get(method, {}).items():
-                    yield (*head, method, split, alpha, metric, value)
-        for split, metrics in r.summary.items():
-            for metric, named in metrics.items():
-                for name, value in named.items():
-                    yield (*head, "path", split, "", f"{metric} {name.replace('_', ' ')}", value)
+        settings = (scale.noise_scale, scale.lr, scale.batch_size, scale.momentum, scale.weight_decay)
+        head = (r.scale, *settings, scale.augmentation_text, r.pair, r.status)
+        if r.path is None:
+            continue
+        for split, alpha, metric, value in r.path.rows():
+            yield (*head, "path", split, alpha, metric, value)
+        for split in r.path.values:
+            for method, values in r.methods(split).items():
+                alpha_of = {"a": 0.0, "merged": 0.5, "b": 1.0}.get(method, "")
+                for metric, value in values.items():
+                    yield (*head, method, split, alpha_of, metric, value)
+            for metric, figures in r.path.summary[split].items():
+                for name in ("gain", "gain_over_better", "barrier", "linear_barrier", "integral"):
+                    yield (*head, "path", split, "", f"{metric}_{name}", getattr(figures, name))
 
 
 def table(summary: Summary) -> Table:
@@ -279,8 +285,7 @@ def table(summary: Summary) -> Table:
         if not row.pairs:
             cells[6:8], cells[11] = ["–", "–"], "–"
         if summary.several:
-            augmentation = " ".join(f"{key}={value}" for key, value in sorted(scale.augmentation.items()))
-            cells += [f"{scale.weight_decay:g}", augmentation or "none"]
+            cells += [f"{scale.weight_decay:g}", scale.augmentation_text]
         grid.add_row(*cells)
     return grid
 
@@ -358,7 +363,7 @@ def paths_figure(summary: Summary) -> Figure:
     axes = figure.subplots(2, len(summary.critical), sharex=True, sharey="row", squeeze=False)
     for column, series in zip(axes.T, summary.critical, strict=True):
         for row in (row for row in summary.scales if row.scale.series == series and row.pairs):
-            alphas = next(r.alphas for r in summary.result.records if r.alphas)
+            alphas = next(r.path.alphas for r in summary.result.records if r.path)
             for ax, values in zip(column, (row.curves["loss"], 100 * row.curves["accuracy"]), strict=True):
                 ax.plot(alphas, values, color=colours[row.scale.noise_scale])
         if summary.several:

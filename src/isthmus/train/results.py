@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
+from ..path.result import PathResult
 
 Status = Literal["ok", "untrained", "diverged"]
-Values = dict[str, dict[str, dict[str, float]]]
-METHODS = ("a", "b", "merged", "annealed_a", "annealed_b", "ema", "ensemble")
+Metrics = dict[str, float]
 
 
 @dataclass(frozen=True)
@@ -21,8 +18,11 @@ class Scale:
 
     Attributes:
         noise_scale: S under the rule of the sweep's configuration.
-        augmentation: options of the input augmentation; pairs with another weight decay or augmentation are another
-            series, with a critical S of its own.
+        lr: learning rate.
+        batch_size: examples per step.
+        momentum: momentum of SGD.
+        weight_decay: weight decay.
+        augmentation: the options of the input augmentation that are not at their default.
     """
 
     noise_scale: float
@@ -33,10 +33,18 @@ class Scale:
     augmentation: Mapping[str, Any]
 
     @property
+    def augmentation_text(self) -> str:
+        """The augmentation in one short line."""
+        return " ".join(f"{key}={value}" for key, value in sorted(self.augmentation.items())) or "none"
+
+    @property
     def series(self) -> str:
-        """Name of the scales that differ from this one in the noise scale alone."""
-        augmentation = ", ".join(f"{key} {value}" for key, value in sorted(self.augmentation.items())) or "none"
-        return f"weight decay {self.weight_decay:g}, augmentation: {augmentation}"
+        """Name of the scales that differ from this one in lr, batch size and momentum alone.
+
+        Weight decay and augmentation change more than the noise scale, so each of their values has a critical S of its
+        own.
+        """
+        return f"weight decay {self.weight_decay:g}, augmentation {self.augmentation_text}"
 
 
 @dataclass(frozen=True)
@@ -45,16 +53,14 @@ class PairRecord:
 
     Attributes:
         scale: position of its ``Scale`` in the sweep.
-        pair: number of the pair, from 0; the same number has the same seed at every scale.
-        status: "ok"; "untrained", mean accuracy of the ends under the configured minimum on the validation split;
-            "diverged", a loss that was not finite. A diverged pair has no values.
+        pair: number of the pair, from 0.
+        seed: its seed; the same number has the same seed at every scale.
+        status: "ok"; "untrained": the mean accuracy of the ends on the validation split is under the configured
+            minimum; "diverged": a loss or a weight was not finite.
         digest: of everything that decided the result: training configuration and evaluation settings.
-        alphas: the grid of the scan, from 0 (model a) to 1 (model b).
-        curves: split -> metric -> value at every α.
-        values: split -> method -> metric -> value, for the methods in ``METHODS`` that were asked for.
-        summary: split -> metric -> name -> value: ``gain``, ``gain_over_better``, ``barrier``, ``linear_barrier`` ...
-        correct: booleans (3, examples) on the test split: a, merged, b.
-        seconds: spent on "train" and on "evaluate".
+        path: the scan from model a (α = 0) to model b (α = 1); None for a diverged pair.
+        others: split -> "annealed_a", "annealed_b", "ema" (as far as there are any) -> metric -> value.
+        seconds: wall-clock time by "train" and "evaluate".
     """
 
     scale: int
@@ -62,31 +68,35 @@ class PairRecord:
     seed: int
     status: Status
     digest: str
-    alphas: tuple[float, ...]
-    curves: dict[str, dict[str, list[float]]]
-    values: Values
-    summary: Values
-    correct: NDArray[np.bool_] | None
+    path: PathResult | None
+    others: dict[str, dict[str, Metrics]]
     seconds: dict[str, float]
 
+    def methods(self, split: str) -> dict[str, Metrics]:
+        """Loss and accuracy on one split of "a", "b", "merged" (α = ½), "ensemble" and ``others``; {} if diverged."""
+        if self.path is None:
+            return {}
+        summary = self.path.summary[split]
+        ends = ({metric: figures.ends[i] for metric, figures in summary.items()} for i in (0, 1))
+        own = dict(zip("ab", ends, strict=True))
+        own["merged"] = {metric: figures.merged for metric, figures in summary.items()}
+        return own | {"ensemble": self.path.ensemble[split]} | self.others.get(split, {})
+
     def to_dict(self) -> dict[str, Any]:
-        """A JSON-compatible dict; ``correct`` is packed, eight examples a byte, in base64."""
-        result = {field.name: getattr(self, field.name) for field in fields(self)} | {"alphas": list(self.alphas)}
-        if self.correct is not None:
-            bits = base64.b64encode(np.packbits(self.correct, axis=1).tobytes()).decode("ascii")
-            result["correct"] = {"examples": self.correct.shape[1], "bits": bits}
-        return result
+        """A JSON-compatible dict, but for numbers that are not finite."""
+        return vars(self) | {"path": self.path and self.path.to_dict()}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> PairRecord:
-        """The inverse of ``to_dict``; also turns the strings "nan", "inf" and "-inf" back into numbers."""
-        known = {field.name: values[field.name] for field in fields(cls)}
-        correct = known["correct"]
-        if correct is not None:
-            packed = np.frombuffer(base64.b64decode(correct["bits"]), dtype=np.uint8).reshape(3, -1)
-            known["correct"] = np.unpackbits(packed, axis=1, count=correct["examples"]).astype(bool)
-        numbers = {name: _numbers(known[name]) for name in ("curves", "values", "summary", "seconds")}
-        return cls(**{**known, **numbers, "alphas": tuple(known["alphas"])})
+        """The inverse of ``to_dict``, also after a way through ``write_json``."""
+        path = values["path"]
+        others = {
+            split: {
+                method: {metric: float(value) for metric, value in named.items()} for method, named in methods.items()
+            }
+            for split, methods in values["others"].items()
+        }
+        return cls(**{**values, "path": path and PathResult.from_dict(path), "others": others})
 
 
 @dataclass(frozen=True)
@@ -108,11 +118,3 @@ class SweepResult:
     records: tuple[PairRecord, ...]
     machine: dict[str, Any]
     seconds: float
-
-
-def _numbers(value: Any) -> Any:
-    if isinstance(value, dict):
-        return {key: _numbers(item) for key, item in value.items()}
-    if isinstance(value, list):
-        return [_numbers(item) for item in value]
-    return float(value) if isinstance(value, str) else value

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from isthmus.errors import InputError
+from ..errors import InputError
 
 LEVEL = 0.95  # of every interval, and one minus the size of the test for an interior peak
 RESAMPLES = 4000
