@@ -1,0 +1,14 @@
+"""Paths between models: evaluate them point by point, and say what was found.
+
+``scan_line`` walks the straight line between two models and returns a ``PathResult``; ``Evaluator`` measures a model on
+resident data; ``metrics`` has the figures of merit as pure functions.
+"""
+
+from __future__ import annotations
+
+from . import metrics
+from .evaluate import Evaluator, accuracy, cross_entropy
+from .line import scan_line
+from .result import PathResult, Summary
+
+__all__ = ["Evaluator", "PathResult", "Summary", "accuracy", "cross_entropy", "metrics", "scan_line"]

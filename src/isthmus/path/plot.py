@@ -1,0 +1,78 @@
+"""Draw what a scan found."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
+
+from isthmus._optional import optional
+from isthmus.errors import InputError
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+    from .result import PathResult
+
+# Okabe and Ito's palette, which colour-blind readers can tell apart; markers repeat the distinction.
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
+MARKERS = ("o", "s", "^", "D", "v", "P")
+LABELS = {"loss": "loss (nats)"}
+
+
+def plot_path(
+    result: PathResult, ax: Axes | Sequence[Axes] | None = None, *, metrics: Sequence[str] | None = None
+) -> list[Axes]:
+    """Draw metrics along the path, one panel each: a curve per split, its chord, its barrier and its gain.
+
+    The dashed chord between the ends is what the linear barrier is measured against: a dotted bar shows that barrier
+    where it is positive, a broad bar at alpha = 1/2 the gain. Their sizes stand in the legend.
+
+    Args:
+        result: what ``scan_line`` returned.
+        ax: where to draw: one ``Axes`` per metric, or a single one for a single metric; by default a new figure.
+        metrics: which metrics; by default all, or the first as many as there are axes.
+
+    Returns:
+        The axes, one per metric.
+
+    Raises:
+        InputError: a metric is unknown, or there are not as many axes as metrics.
+        DependencyError: matplotlib is not installed.
+    """
+    known = list(dict.fromkeys(name for table in result.values.values() for name in table))
+    given = None if ax is None else list(ax) if isinstance(ax, Sequence) or hasattr(ax, "__iter__") else [ax]
+    chosen = list(metrics) if metrics is not None else known[: None if given is None else len(given)]
+    if unknown := [name for name in chosen if name not in known]:
+        raise InputError(f"the result has no metric {unknown[0]!r}; it has {', '.join(known) or 'none'}.")
+    if not chosen or (given is not None and len(given) != len(chosen)):
+        raise InputError(
+            f"got {len(given or [])} axes for the metrics {', '.join(chosen) or '(none)'}; give one for each, "
+            "and at least one."
+        )
+    if given is None:
+        pyplot = optional("matplotlib.pyplot", extra="lab", purpose="PathResult.plot")
+        size = (4.8 * len(chosen), 3.6)
+        given = list(pyplot.subplots(1, len(chosen), figsize=size, squeeze=False, layout="constrained")[1][0])
+    for axes, metric in zip(given, chosen, strict=True):
+        splits = [split for split, table in result.values.items() if metric in table]
+        for index, split in enumerate(splits):
+            _draw(axes, result, split, metric, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
+        axes.set_xlabel("α (0: model A, 1: model B)")
+        axes.set_ylabel(LABELS.get(metric, metric))
+        axes.legend(fontsize="small")
+    return given
+
+
+def _draw(ax: Axes, result: PathResult, split: str, metric: str, colour: str, marker: str) -> None:
+    values, figures = result.values[split][metric], result.summary[split][metric]
+    label = f"{split}: gain {figures.gain:+.3g}, barrier {figures.linear_barrier:.3g}"
+    every = max(1, len(values) // 20)  # markers stay apart on dense scans
+    ax.plot(result.alphas, values, color=colour, marker=marker, markersize=4, markevery=every, label=label)
+    ax.plot([0, 1], figures.ends, color=colour, linestyle="--", linewidth=1)
+    if figures.linear_barrier > 0:
+        alpha = figures.linear_barrier_alpha
+        chord = (1 - alpha) * figures.ends[0] + alpha * figures.ends[1]
+        ax.plot([alpha, alpha], [chord, values[result.alphas == alpha][0]], color=colour, linestyle=":", linewidth=1.5)
+    if math.isfinite(figures.gain):
+        ax.plot([0.5, 0.5], [sum(figures.ends) / 2, figures.merged], color=colour, linewidth=4, alpha=0.4)

@@ -1,0 +1,59 @@
+"""Leave a model and the random generators as they were found, also after an error or an interrupt."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import numpy as np
+import torch
+from torch import nn
+
+from isthmus.norms import preserved_modes
+
+
+@contextmanager
+def preserved_random_states() -> Iterator[None]:
+    """Give Python, numpy and torch (CPU and, where initialised, every GPU) their global random states back."""
+    python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    try:
+        yield
+    finally:
+        random.setstate(python)
+        np.random.set_state(numpy)
+        torch.set_rng_state(cpu)
+        if gpus:
+            torch.cuda.set_rng_state_all(gpus)
+
+
+@contextmanager
+def preserved_model(module: nn.Module) -> Iterator[None]:
+    """Give ``module`` back, at the end of the block, all that ``FlatState.bind`` does not.
+
+    These are the modes of its submodules, which parameters require gradients, the gradients themselves (absent within
+    the block), the buffers that are not part of the state dict, and which tensor is registered as which buffer.
+    """
+    parameters = [(parameter, parameter.requires_grad, parameter.grad) for parameter in module.parameters()]
+    buffers = [(owner, name, buffer) for owner in module.modules() for name, buffer in owner._buffers.items()]
+    transient = [
+        (owner._buffers[name], owner._buffers[name].clone())  # type: ignore[union-attr]
+        for owner in module.modules()
+        for name in owner._non_persistent_buffers_set
+        if owner._buffers[name] is not None
+    ]
+    for parameter, _, _ in parameters:
+        parameter.grad = None
+    try:
+        with preserved_modes(module):
+            yield
+    finally:
+        for owner, name, buffer in buffers:
+            owner._buffers[name] = buffer
+        with torch.no_grad():
+            for buffer, value in transient:
+                buffer.copy_(value)  # type: ignore[union-attr]
+        for parameter, requires_grad, gradient in parameters:
+            parameter.requires_grad_(requires_grad)
+            parameter.grad = gradient

@@ -1,0 +1,264 @@
+"""What a scan found: values along the path, their summary, and the ways out to files, tables and figures."""
+
+from __future__ import annotations
+
+import base64
+import csv
+import json
+import math
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from isthmus._optional import optional
+from isthmus.errors import FileError
+
+from . import metrics
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+SCHEMA = 1
+COLUMNS = ("split", "alpha", "metric", "value")
+
+
+@dataclass(frozen=True)
+class Summary:
+    """One metric on one split, in figures; formulas and signs as in ``isthmus.path.metrics``.
+
+    Barriers and the integral are over the points within [0, 1]. NaN wherever a value that enters is NaN or missing.
+
+    Attributes:
+        ends: values of A and B.
+        merged: value of the model at alpha = 1/2.
+        gain: how much better the merged model is than the mean of the ends.
+        gain_over_better: how much better it is than the better end.
+        barrier: largest worsening against the mean of the ends.
+        barrier_alpha: where it lies.
+        linear_barrier: largest worsening against the straight line between the ends.
+        linear_barrier_alpha: where it lies.
+        integral: mean along the path, weighted by length.
+    """
+
+    ends: tuple[float, float]
+    merged: float
+    gain: float
+    gain_over_better: float
+    barrier: float
+    barrier_alpha: float
+    linear_barrier: float
+    linear_barrier_alpha: float
+    integral: float
+
+
+@dataclass(frozen=True, eq=False)
+class PathResult:
+    """The metrics of every model on a path from A (alpha = 0) to B (alpha = 1).
+
+    Attributes:
+        alphas: the points, increasing, shape (points,), float64.
+        values: split -> metric -> values at the points, shape (points,), float64.
+        seconds: time that each point took, shape (points,).
+        distances: how far apart the ends are, as ``metrics.distances`` names it, over trainable and other parameters.
+        disagreement: split -> fraction of samples that the ends classify differently.
+        ensemble: split -> ``loss`` and ``accuracy`` of the ends' averaged probabilities.
+        cka: split -> debiased linear CKA between the ends' representations, where one was asked for.
+        correct: split -> which samples A, the midpoint and B classify correctly, shape (3, samples), bool.
+        higher_is_better: the metrics that are scores.
+        choices: what was resolved on the way: BatchNorm policy, backend, dtypes, batch sizes, and so on.
+        versions: package -> version.
+        complete: False if the scan was interrupted; then the points are those that were finished.
+    """
+
+    alphas: NDArray[np.float64]
+    values: dict[str, dict[str, NDArray[np.float64]]]
+    seconds: NDArray[np.float64]
+    distances: dict[str, float] = field(default_factory=dict)
+    disagreement: dict[str, float] = field(default_factory=dict)
+    ensemble: dict[str, dict[str, float]] = field(default_factory=dict)
+    cka: dict[str, float] = field(default_factory=dict)
+    correct: dict[str, NDArray[np.bool_]] = field(default_factory=dict)
+    higher_is_better: tuple[str, ...] = ("accuracy",)
+    choices: dict[str, Any] = field(default_factory=dict)
+    versions: dict[str, str] = field(default_factory=dict)
+    complete: bool = True
+
+    @cached_property
+    def summary(self) -> dict[str, dict[str, Summary]]:
+        """Split -> metric -> its figures."""
+        return {
+            split: {name: self._summarise(values, name in self.higher_is_better) for name, values in table.items()}
+            for split, table in self.values.items()
+        }
+
+    def _summarise(self, values: NDArray[np.float64], higher_is_better: bool) -> Summary:
+        at = dict(zip(self.alphas.tolist(), values.tolist(), strict=True))
+        ends = at.get(0.0, math.nan), at.get(1.0, math.nan)
+        merged = at.get(0.5, math.nan)
+        inside = (self.alphas >= 0) & (self.alphas <= 1)
+        alphas, values = self.alphas[inside], values[inside]
+        sign = {"higher_is_better": higher_is_better}
+        barrier = metrics.barrier(alphas, values, ends, **sign)
+        linear_barrier = metrics.linear_barrier(alphas, values, ends, **sign)
+        return Summary(
+            ends=ends,
+            merged=merged,
+            gain=metrics.gain(merged, ends, **sign),
+            gain_over_better=metrics.gain_over_better(merged, ends, **sign),
+            barrier=barrier.height,
+            barrier_alpha=barrier.alpha,
+            linear_barrier=linear_barrier.height,
+            linear_barrier_alpha=linear_barrier.alpha,
+            integral=metrics.integral(values, alphas) if len(alphas) > 1 else math.nan,
+        )
+
+    def rows(self) -> Iterator[tuple[str, float, str, float]]:
+        """The tidy table: (split, alpha, metric, value)."""
+        for split, table in self.values.items():
+            for metric, values in table.items():
+                for alpha, value in zip(self.alphas.tolist(), values.tolist(), strict=True):
+                    yield split, alpha, metric, value
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything, as mappings, lists, strings, numbers and booleans that JSON knows.
+
+        ``schema`` counts the versions of this format. NaN and infinities are the strings "nan", "inf" and "-inf", which
+        ``float`` reads. ``correct`` has, per split, the number of samples and three base64 strings of bits, most
+        significant first (``numpy.packbits``). ``summary`` is there for readers and is computed again when read back.
+        """
+        summary = {s: {m: asdict(figures) for m, figures in table.items()} for s, table in self.summary.items()}
+        content = {
+            "schema": SCHEMA,
+            "alphas": self.alphas,
+            "values": self.values,
+            "summary": summary,
+            "seconds": self.seconds,
+            "distances": self.distances,
+            "disagreement": self.disagreement,
+            "ensemble": self.ensemble,
+            "cka": self.cka,
+            "correct": {split: _pack(bits) for split, bits in self.correct.items()},
+            "higher_is_better": self.higher_is_better,
+            "choices": self.choices,
+            "versions": self.versions,
+            "complete": self.complete,
+        }
+        return {key: _jsonable(value) for key, value in content.items()}
+
+    @classmethod
+    def from_dict(cls, content: Mapping[str, Any]) -> PathResult:
+        """The result that ``to_dict`` described.
+
+        Raises:
+            FileError: the content is not that of a ``PathResult``, or of another schema.
+        """
+        if content.get("schema") != SCHEMA:
+            raise FileError(
+                f"expected a path result of schema {SCHEMA}, got {content.get('schema')!r}; "
+                "read it with the version of isthmus that wrote it."
+            )
+        try:
+            return cls(
+                alphas=_array(content["alphas"]),
+                values={s: {m: _array(v) for m, v in table.items()} for s, table in content["values"].items()},
+                seconds=_array(content["seconds"]),
+                distances=_floats(content["distances"]),
+                disagreement=_floats(content["disagreement"]),
+                ensemble={split: _floats(figures) for split, figures in content["ensemble"].items()},
+                cka=_floats(content["cka"]),
+                correct={split: _unpack(packed) for split, packed in content["correct"].items()},
+                higher_is_better=tuple(content["higher_is_better"]),
+                choices=dict(content["choices"]),
+                versions=dict(content["versions"]),
+                complete=content["complete"],
+            )
+        except (AttributeError, KeyError, TypeError, ValueError) as error:
+            raise FileError(f"the path result is damaged ({type(error).__name__}: {error}); scan again.") from error
+
+    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
+        """``to_dict`` as JSON text, written to ``path`` too if one is given, whole or not at all."""
+        text = json.dumps(self.to_dict(), indent=2, allow_nan=False)
+        if path is not None:
+            _write(path, text + "\n")
+        return text
+
+    @classmethod
+    def from_json(cls, source: str | os.PathLike[str]) -> PathResult:
+        """Read what ``to_json`` wrote: a file, or its text.
+
+        Raises:
+            FileError: the file is missing or unreadable, or not a path result.
+        """
+        text = source if isinstance(source, str) and source.lstrip().startswith("{") else None
+        try:
+            content = json.loads(Path(source).read_text(encoding="utf-8") if text is None else text)
+        except OSError as error:
+            raise FileError(f"cannot read the path result {os.fspath(source)!r}: {error.strerror}.") from error
+        except ValueError as error:
+            raise FileError(f"the path result is not JSON ({error}); is the file truncated?") from error
+        if not isinstance(content, dict):
+            raise FileError(f"expected a path result, got a JSON {type(content).__name__}.")
+        return cls.from_dict(content)
+
+    def to_csv(self, path: str | os.PathLike[str]) -> None:
+        """Write the tidy table with its header, whole or not at all; numbers in their shortest exact form."""
+        from isthmus.io import atomic_write
+
+        with atomic_write(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
+            csv.writer(file).writerows([COLUMNS, *self.rows()])
+
+    def to_frame(self) -> Any:
+        """The tidy table as a ``pandas.DataFrame``.
+
+        Raises:
+            DependencyError: pandas is not installed.
+        """
+        pandas = optional("pandas", extra="lab", purpose="PathResult.to_frame")
+        return pandas.DataFrame.from_records(list(self.rows()), columns=list(COLUMNS))
+
+    def plot(self, ax: Axes | Sequence[Axes] | None = None, *, metrics: Sequence[str] | None = None) -> list[Axes]:
+        """Draw the metrics along the path, one panel each; see ``isthmus.path.plot.plot_path``."""
+        from .plot import plot_path
+
+        return plot_path(self, ax, metrics=metrics)
+
+
+def _write(path: str | os.PathLike[str], text: str) -> None:
+    from isthmus.io import atomic_write
+
+    with atomic_write(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def _jsonable(value: Any) -> Any:
+    if isinstance(value, np.ndarray):
+        return _jsonable(value.tolist())
+    if isinstance(value, Mapping):
+        return {key: _jsonable(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_jsonable(item) for item in value]
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def _array(numbers: list[float | str]) -> NDArray[np.float64]:
+    return np.array([float(number) for number in numbers], dtype=np.float64)
+
+
+def _floats(mapping: Mapping[str, float | str]) -> dict[str, float]:
+    return {key: float(value) for key, value in mapping.items()}
+
+
+def _pack(bits: NDArray[np.bool_]) -> dict[str, Any]:
+    a, midpoint, b = (base64.b64encode(np.packbits(row).tobytes()).decode("ascii") for row in bits)
+    return {"samples": bits.shape[1], "a": a, "midpoint": midpoint, "b": b}
+
+
+def _unpack(packed: Mapping[str, Any]) -> NDArray[np.bool_]:
+    rows = [np.frombuffer(base64.b64decode(packed[name]), np.uint8) for name in ("a", "midpoint", "b")]
+    return np.unpackbits(np.stack(rows), axis=1, count=packed["samples"]).astype(np.bool_)
