@@ -3,6 +3,8 @@
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
+#include <functional>
+#include <numeric>
 #include <optional>
 
 #include "../cpu/api.h"
@@ -66,6 +68,10 @@ std::optional<Dtype> dtype_of(const DLTensor& t) {
     }
 }
 
+std::int64_t numel(const DLTensor& t) {
+    return std::accumulate(t.shape, t.shape + t.ndim, std::int64_t{1}, std::multiplies<>{});
+}
+
 // A plain tensor of the CPU in C-order, or nothing: then Python looks closer and says what is the matter.
 std::optional<DLTensor> plain(PyObject* object) {
     PyTypeObject* type = Py_TYPE(object);
@@ -76,51 +82,66 @@ std::optional<DLTensor> plain(PyObject* object) {
         return std::nullopt;
     }
     if (t.device.type != dl_cpu || !dtype_of(t)) return std::nullopt;
-    std::int64_t numel = 1;
+    std::int64_t stride = 1;
     for (int d = t.ndim - 1; d >= 0; --d) {
-        if (t.strides != nullptr && t.shape[d] != 1 && t.strides[d] != numel) return std::nullopt;
-        numel *= t.shape[d];
+        if (t.strides != nullptr && t.shape[d] != 1 && t.strides[d] != stride) return std::nullopt;
+        stride *= t.shape[d];
     }
-    if (numel == 0) return std::nullopt;
+    if (stride == 0) return std::nullopt;
     // A single element is contiguous at any stride, so it may be the lazily negated imaginary part of a complex one.
-    if (numel == 1 && py::handle(object).attr("is_neg")().cast<bool>()) return std::nullopt;
+    if (stride == 1 && py::handle(object).attr("is_neg")().cast<bool>()) return std::nullopt;
     t.data = static_cast<char*>(t.data) + t.byte_offset;
     return t;
 }
 
-// The table of equally long columns of tensors, the output's last, where each row has one shape and all are plain.
-std::optional<cpu::Table> plain_table(const std::vector<py::list>& columns) {
+// The table of equally long columns of tensors, where each row has one shape, all are plain, and outputs, if any,
+// are as the table demands; else nothing.
+std::optional<cpu::Table> plain_table(const std::vector<py::list>& columns, const std::optional<py::list>& out) {
     if (torch_types.api == nullptr) return std::nullopt;
+    const std::size_t rows = columns[0].size();
+    for (const py::list& column : columns)
+        if (column.size() != rows) return std::nullopt;
+    if (out && out->size() != rows) return std::nullopt;
     cpu::Table table;
-    table.inputs = columns.size() - 1;
-    for (std::size_t r = 0; r < columns[0].size(); ++r) {
+    table.width = columns.size();
+    for (std::size_t r = 0; r < rows; ++r) {
         std::optional<DLTensor> first;
-        for (const py::list& column : columns) {
-            if (column.size() != columns[0].size()) return std::nullopt;
+        const auto add = [&](const py::list& column, std::vector<cpu::Operand>& operands) {
             const std::optional<DLTensor> t = plain(PyList_GET_ITEM(column.ptr(), r));
-            if (!t) return std::nullopt;
-            if (!first) {
-                first = t;
-                std::int64_t numel = 1;
-                for (int d = 0; d < t->ndim; ++d) numel *= t->shape[d];
-                table.numel.push_back(numel);
-            } else if (t->ndim != first->ndim || !std::equal(t->shape, t->shape + t->ndim, first->shape)) {
-                return std::nullopt;
-            }
-            table.operands.push_back({reinterpret_cast<std::uintptr_t>(t->data), *dtype_of(*t)});
-        }
+            if (!t) return false;
+            if (!first) first = t;
+            operands.push_back({reinterpret_cast<std::uintptr_t>(t->data), *dtype_of(*t)});
+            return t->ndim == first->ndim && std::equal(t->shape, t->shape + t->ndim, first->shape);
+        };
+        for (const py::list& column : columns)
+            if (!add(column, table.inputs)) return std::nullopt;
+        if (out && !add(*out, table.outputs)) return std::nullopt;
+        table.numel.push_back(numel(*first));
     }
+    if (out && !cpu::outputs_are_disjoint(table)) return std::nullopt;
     return table;
 }
 
-// The same from addresses: per row, one (address, dtype) for each input and then for the output.
+// Give a table its outputs: new plain tensors, one for each row.
+void set_outputs(cpu::Table& table, const py::list& out) {
+    table.outputs.clear();
+    for (const py::handle tensor : out) {
+        const std::optional<DLTensor> t = plain(tensor.ptr());
+        if (!t) throw py::value_error("an output is not a plain tensor");
+        table.outputs.push_back({reinterpret_cast<std::uintptr_t>(t->data), *dtype_of(*t)});
+    }
+}
+
+// A table from addresses: per row, one (address, dtype) for each input and then for the output.
 cpu::Table table(const std::vector<std::int64_t>& numel,
                  const std::vector<std::vector<std::pair<std::uintptr_t, Dtype>>>& rows) {
     cpu::Table result;
-    result.inputs = rows.empty() ? 0 : rows[0].size() - 1;
+    result.width = rows.empty() ? 0 : rows[0].size() - 1;
     result.numel = numel;
-    for (const auto& row : rows)
-        for (const auto& [address, dtype] : row) result.operands.push_back({address, dtype});
+    for (const auto& row : rows) {
+        for (std::size_t k = 0; k < result.width; ++k) result.inputs.push_back({row[k].first, row[k].second});
+        result.outputs.push_back({row.back().first, row.back().second});
+    }
     return result;
 }
 
@@ -134,10 +155,12 @@ PYBIND11_MODULE(_cpu, m) {
         .value("f32", Dtype::f32)
         .value("bf16", Dtype::bf16)
         .value("f16", Dtype::f16);
-    py::class_<cpu::Table>(m, "Table").def(py::init(&table), py::arg("numel"), py::arg("rows"));
+    py::class_<cpu::Table>(m, "Table")
+        .def(py::init(&table), py::arg("numel"), py::arg("rows"))
+        .def("set_outputs", &set_outputs, py::arg("out"));
 
     m.def("accept_tensors", &accept_tensors, py::arg("tensor"), py::arg("parameter"), py::arg("exchange_api"));
-    m.def("plain_table", &plain_table, py::arg("columns"));
+    m.def("plain_table", &plain_table, py::arg("columns"), py::arg("out"));
     m.def("lerp", &cpu::lerp, py::arg("table"), py::arg("weight"), py::arg("threads"),
           py::call_guard<py::gil_scoped_release>());
     m.def("weighted_sum", &cpu::weighted_sum, py::arg("table"), py::arg("weights"), py::arg("threads"),

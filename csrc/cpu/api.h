@@ -16,16 +16,19 @@ struct Operand {
     Dtype dtype;
 };
 
-// The tensors of one call. Row r combines `inputs` contiguous tensors of numel[r] elements into one output; its operands
-// stand at operands[r * (inputs + 1)], the output last. The output is disjoint from the inputs or is exactly one of them.
+// The tensors of one call. Row r combines `width` contiguous tensors of numel[r] elements, at inputs[r * width], into
+// outputs[r], which is disjoint from all inputs or is exactly one of its own row.
 struct Table {
-    std::size_t inputs = 0;
+    std::size_t width = 0;
     std::vector<std::int64_t> numel;
-    std::vector<Operand> operands;
+    std::vector<Operand> inputs, outputs;
 
     std::size_t rows() const { return numel.size(); }
-    const Operand* row(std::size_t r) const { return operands.data() + r * (inputs + 1); }
+    const Operand* row(std::size_t r) const { return inputs.data() + r * width; }
 };
+
+// Whether every output is as the table demands.
+bool outputs_are_disjoint(const Table& table);
 
 // out = lerp(x[0], x[1], weight) for every row; a copy of x[0] at weight 0 and of x[1] at weight 1.
 void lerp(const Table& table, double weight, int threads);

@@ -27,18 +27,17 @@ std::atomic<bool> forked{false};
 // Split the elements of all rows evenly between threads and give each its ranges, in order.
 template <class Body>
 void for_ranges(const Table& table, int threads, Body body) {
-    std::int64_t elements = 0, moved = 0, written = 0;
+    std::int64_t elements = 0, read = 0, written = 0;
     bool in_place = false;
     for (std::size_t r = 0; r < table.rows(); ++r) {
-        const Operand *inputs = table.row(r), *out = inputs + table.inputs;
         elements += table.numel[r];
-        written += table.numel[r] * size_of(out->dtype);
-        for (const Operand* x = inputs; x != out; ++x) {
-            moved += table.numel[r] * size_of(x->dtype);
-            in_place |= x->address == out->address;
+        written += table.numel[r] * size_of(table.outputs[r].dtype);
+        for (const Operand* x = table.row(r); x != table.row(r + 1); ++x) {
+            read += table.numel[r] * size_of(x->dtype);
+            in_place |= x->address == table.outputs[r].address;
         }
     }
-    threads = useful_threads(moved + written, threads);
+    threads = useful_threads(read + written, threads);
     const bool stream = written >= stream_bytes && !in_place;
     run_parallel(threads, [&](int k) {
         const std::int64_t from = elements / threads * k + std::min<std::int64_t>(elements % threads, k);
@@ -49,7 +48,7 @@ void for_ranges(const Table& table, int threads, Body body) {
         std::int64_t row_start = 0;
         for (std::size_t r = 0; r < table.rows() && row_start < to; row_start += table.numel[r++]) {
             const std::int64_t begin = cut(from - row_start, table.numel[r]), end = cut(to - row_start, table.numel[r]);
-            if (begin < end) body(Range{table.row(r), table.inputs, begin, end, stream});
+            if (begin < end) body(Range{table.row(r), table.width, table.outputs[r], begin, end, stream});
         }
 #if defined(__x86_64__)
         if (stream) _mm_sfence();
@@ -71,6 +70,43 @@ void lerp(const Table& table, double weight, int threads) {
 void weighted_sum(const Table& table, const std::vector<double>& weights, int threads) {
     const auto loop = loops().weighted_sum;
     for_ranges(table, threads, [&](const Range& range) { loop(range, weights.data()); });
+}
+
+bool outputs_are_disjoint(const Table& table) {
+    struct Span {
+        std::uintptr_t begin, end;
+        std::size_t row;
+        bool is_output;
+    };
+    std::vector<Span> spans;
+    spans.reserve(table.rows() * (table.width + 1));
+    const auto add = [&](const Operand& operand, std::size_t row, bool is_output) {
+        const std::uintptr_t bytes = table.numel[row] * size_of(operand.dtype);
+        if (bytes > 0) spans.push_back({operand.address, operand.address + bytes, row, is_output});
+    };
+    for (std::size_t r = 0; r < table.rows(); ++r) {
+        for (const Operand* x = table.row(r); x != table.row(r + 1); ++x) add(*x, r, false);
+        add(table.outputs[r], r, true);
+    }
+    std::sort(spans.begin(), spans.end(), [](const Span& x, const Span& y) { return x.begin < y.begin; });
+    std::uintptr_t furthest = 0, furthest_output = 0;  // the ends, so far, of all spans and of the outputs'
+    for (std::size_t i = 0; i < spans.size();) {
+        // Spans that begin together may meet if they are one row's and equally long; any other meeting is an overlap.
+        std::size_t next = i, outputs = 0;
+        bool alike = true;
+        std::uintptr_t end = 0;
+        for (; next < spans.size() && spans[next].begin == spans[i].begin; ++next) {
+            outputs += spans[next].is_output;
+            alike &= spans[next].row == spans[i].row && spans[next].end == spans[i].end;
+            end = std::max(end, spans[next].end);
+        }
+        if (outputs > 0 && (furthest > spans[i].begin || outputs > 1 || !alike)) return false;
+        if (furthest_output > spans[i].begin) return false;
+        furthest = std::max(furthest, end);
+        if (outputs > 0) furthest_output = std::max(furthest_output, end);
+        i = next;
+    }
+    return true;
 }
 
 bool has_openmp() {

@@ -6,8 +6,9 @@
 namespace isthmus::cpu {
 
 struct Range {
-    const Operand* operands;  // the row's inputs, then its output
-    std::size_t inputs;
+    const Operand* inputs;
+    std::size_t width;  // number of inputs
+    Operand output;
     std::int64_t begin, end;  // elements
     bool stream;              // write the output past the caches
 };

@@ -86,7 +86,7 @@ void store(std::uintptr_t address, std::int64_t begin, const C* x, std::int64_t 
 // Work through a range chunk by chunk: rule(begin, n, result) fills result[0..n), which is then stored.
 template <class C, class Rule>
 void for_chunks(const Range& range, Rule rule) {
-    const Operand& out = range.operands[range.inputs];
+    const Operand& out = range.output;
     alignas(line) C result[chunk];
     // The first chunk is short where that brings the later ones to the start of a cache line.
     const std::int64_t past = (out.address + range.begin * size_of(out.dtype)) % line / size_of(out.dtype);
@@ -107,15 +107,15 @@ void for_chunks(const Range& range, Rule rule) {
 // Call `body` with a zero of the type that the rule computes in: double where an input is, else float.
 template <class Body>
 void in_compute_type(const Range& range, Body body) {
-    for (std::size_t k = 0; k < range.inputs; ++k)
-        if (range.operands[k].dtype == Dtype::f64) return body(double{});
+    for (std::size_t k = 0; k < range.width; ++k)
+        if (range.inputs[k].dtype == Dtype::f64) return body(double{});
     body(float{});
 }
 
 inline void lerp(const Range& range, double weight) {
     in_compute_type(range, [&](auto zero) {
         using C = decltype(zero);
-        const Operand &first = range.operands[0], &second = range.operands[1];
+        const Operand &first = range.inputs[0], &second = range.inputs[1];
         alignas(line) C scratch_a[chunk], scratch_b[chunk];
         if (weight == 0 || weight == 1)
             return for_chunks<C>(range, [&](std::int64_t begin, std::int64_t n, C* result) {
@@ -166,13 +166,13 @@ void fold_group(C* result, const C* const* x, const C* w, std::size_t inputs, st
 inline void weighted_sum(const Range& range, const double* weights) {
     in_compute_type(range, [&](auto zero) {
         using C = decltype(zero);
-        std::vector<C> w(weights, weights + range.inputs);
+        std::vector<C> w(weights, weights + range.width);
         alignas(line) C scratch[group][chunk];
         for_chunks<C>(range, [&](std::int64_t begin, std::int64_t n, C* result) {
-            for (std::size_t k = 0; k < range.inputs; k += group) {
-                const std::size_t inputs = std::min(group, range.inputs - k);
+            for (std::size_t k = 0; k < range.width; k += group) {
+                const std::size_t inputs = std::min(group, range.width - k);
                 const C* x[group];
-                for (std::size_t j = 0; j < inputs; ++j) x[j] = values(range.operands[k + j], begin, n, scratch[j]);
+                for (std::size_t j = 0; j < inputs; ++j) x[j] = values(range.inputs[k + j], begin, n, scratch[j]);
                 if (k == 0)
                     fold_group<false>(result, x, w.data(), inputs, n);
                 else

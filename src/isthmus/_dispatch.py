@@ -95,29 +95,37 @@ def describe() -> list[Row]:
     return rows
 
 
-def are_plain(columns: Sequence[Column]) -> bool:
-    """Whether the compiled extension vouches that the rows are valid: plain CPU tensors in C-order, one shape a row."""
+def plain_table(columns: Sequence[Column], out: Column | None) -> Any:
+    """The compiled extension's table of the rows if it vouches that they are valid, else ``None``.
+
+    It does for plain CPU tensors in C-order, one shape a row, with outputs that are disjoint from all inputs or are exactly one
+    of their own row.
+    """
     module, _ = _native.load_cpu()
-    return module is not None and module.plain_table(columns) is not None
+    return None if module is None else module.plain_table(columns, out)
 
 
-def lerp(a: Column, b: Column, weight: float, *, out: Column | None, backend: str) -> Column:
-    """``isthmus.ops.lerp`` for every row."""
+def lerp(a: Column, b: Column, weight: float, *, out: Column | None, backend: str, table: Any = None) -> Column:
+    """``isthmus.ops.lerp`` for every row; ``table`` is what ``plain_table`` made of the same tensors."""
     return _run(
         [a, b],
         out,
         backend,
+        table,
         reference=lambda tensors, dtype: reference.lerp(*tensors, weight, dtype=dtype),
         cpp=lambda module, table: module.lerp(table, weight, torch.get_num_threads()),
     )
 
 
-def weighted_sum(columns: Sequence[Column], weights: list[float], *, out: Column | None, backend: str) -> Column:
-    """``isthmus.ops.weighted_sum`` for every row."""
+def weighted_sum(
+    columns: Sequence[Column], weights: list[float], *, out: Column | None, backend: str, table: Any = None
+) -> Column:
+    """``isthmus.ops.weighted_sum`` for every row; ``table`` is what ``plain_table`` made of the same tensors."""
     return _run(
         columns,
         out,
         backend,
+        table,
         reference=lambda tensors, dtype: reference.weighted_sum(tensors, weights, dtype=dtype),
         cpp=lambda module, table: module.weighted_sum(table, weights, torch.get_num_threads()),
     )
@@ -127,6 +135,7 @@ def _run(
     columns: Sequence[Column],
     out: Column | None,
     backend: str,
+    table: Any,
     *,
     reference: Callable[[Sequence[Tensor], torch.dtype], Tensor],
     cpp: Callable[[Any, Any], None],
@@ -142,12 +151,14 @@ def _run(
             result.copy_(reference([_real(tensor) for tensor in row], result.dtype))
         return outputs
     module = _native.cpu()
-    outputs = _empty_like(columns[0]) if out is None else out
-    table = module.plain_table([*columns, outputs])
-    if table is not None:
-        cpp(module, table)
-    else:
+    if table is None:
+        outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
         _run_strided(module, columns, outputs, cpp)
+    else:
+        outputs = _empty_like(columns[0]) if out is None else out
+        if out is None:
+            table.set_outputs(outputs)
+        cpp(module, table)
     if out is not None:
         _versions.wrote(out)
     return outputs
@@ -194,15 +205,18 @@ def _dtype_codes(module: Any) -> dict[torch.dtype, Any]:
 
 
 def _empty_like(tensors: Column) -> Column:
-    """Uninitialised tensors of the same shapes; several small ones share one allocation, which is far cheaper."""
-    first = tensors[0]
-    sizes = [tensor.numel() for tensor in tensors]
-    together = (
-        len(tensors) > 1
-        and sum(sizes) <= SHARED_ELEMENTS
-        and all(tensor.dtype == first.dtype and tensor.is_contiguous() for tensor in tensors)
-    )
-    if not together:
-        return [torch.empty_like(tensor) for tensor in tensors]
-    pieces = first.new_empty(sum(sizes)).split(sizes)
-    return [piece if tensor.dim() == 1 else piece.view(tensor.shape) for piece, tensor in zip(pieces, tensors, strict=True)]
+    """Uninitialised tensors like these contiguous ones; small ones of one shape share an allocation, which is far cheaper."""
+    if len(tensors) == 1:
+        return [torch.empty_like(tensors[0])]
+    outputs = list(tensors)
+    places: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        places.setdefault((tensor.shape, tensor.dtype), []).append(place)
+    for (shape, dtype), group in places.items():
+        if len(group) * shape.numel() <= SHARED_ELEMENTS:
+            pieces = torch.empty((len(group), *shape), dtype=dtype).unbind()
+        else:
+            pieces = tuple(torch.empty(shape, dtype=dtype) for _ in group)
+        for place, piece in zip(group, pieces, strict=True):
+            outputs[place] = piece
+    return outputs

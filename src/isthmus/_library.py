@@ -7,6 +7,7 @@ buffer.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -23,11 +24,14 @@ _library.define("weighted_sum(Tensor[] tensors, Tensor weights, str backend) -> 
 _library.define("weighted_sum_out(Tensor[] tensors, Tensor weights, str backend, *, Tensor(out!) out) -> ()")
 
 
+_requires_grad = operator.attrgetter("requires_grad")
+
+
 def is_needed(tensors: Iterable[Tensor]) -> bool:
     """Whether a call must go through ``torch.ops``: something records, transforms or compiles it."""
     return (
         torch.compiler.is_compiling()
-        or (torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors))
+        or (torch.is_grad_enabled() and True in map(_requires_grad, tensors))
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
     )

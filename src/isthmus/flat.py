@@ -104,11 +104,13 @@ class FlatState:
     Attributes:
         layout: where each tensor lies.
         buffers: dtype -> 1-D tensor, all on one device.
+        averaged: the buffers of floating-point and complex dtypes, which merges average, in the order of the layout.
     """
 
     def __init__(self, layout: Layout, buffers: dict[torch.dtype, Tensor]) -> None:
         self.layout = layout
         self.buffers = buffers
+        self.averaged = [buffer for dtype, buffer in buffers.items() if dtype.is_floating_point or dtype.is_complex]
         self._views: dict[str, Tensor] = {}
 
     @classmethod
@@ -180,11 +182,6 @@ class FlatState:
     def device(self) -> torch.device:
         """Where the buffers are; the CPU for a state without tensors."""
         return next((buffer.device for buffer in self.buffers.values()), torch.device("cpu"))
-
-    @property
-    def averaged(self) -> list[Tensor]:
-        """The buffers of floating-point and complex dtypes, which merges average; in the order of the layout."""
-        return [buffer for dtype, buffer in self.buffers.items() if dtype.is_floating_point or dtype.is_complex]
 
     def clone(self, *, device: torch.device | str | None = None) -> FlatState:
         """A copy with buffers of its own."""

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -76,7 +76,7 @@ def lerp(
     """
     columns = [_column(a, "a"), _column(b, "b")]
     targets = None if out is None else _column(out, "out")
-    _validate(columns, ("a", "b"), targets)
+    table = _validate(columns, ("a", "b"), targets)
     factors = [weight] if isinstance(weight, Tensor) else []
     if _library.is_needed([*factors, *columns[0], *columns[1]]):
         _refuse_gradient_of_out(columns, factors, targets)
@@ -86,7 +86,7 @@ def lerp(
             for i, (x, y) in enumerate(zip(*columns, strict=True))
         ]
     else:
-        results = _dispatch.lerp(*columns, _weight(weight), out=targets, backend=backend)
+        results = _dispatch.lerp(*columns, _weight(weight), out=targets, backend=backend, table=table)
     return results[0] if isinstance(a, Tensor) else results
 
 
@@ -141,7 +141,7 @@ def weighted_sum(
         came = f"a tensor of shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else f"{count} weights"
         raise InputError(f"weighted_sum got {len(columns)} tensors and {came}; give one weight for each, in order.")
     targets = None if out is None else _column(out, "out")
-    _validate(columns, names, targets)
+    table = _validate(columns, names, targets)
     factors = [weights] if isinstance(weights, Tensor) else []
     if _library.is_needed([*factors, *(tensor for column in columns for tensor in column)]):
         _refuse_gradient_of_out(columns, factors, targets)
@@ -152,12 +152,14 @@ def weighted_sum(
         ]
     else:
         values = weights.tolist() if isinstance(weights, Tensor) else weights
-        results = _dispatch.weighted_sum(columns, [_weight(w) for w in values], out=targets, backend=backend)
+        results = _dispatch.weighted_sum(columns, [_weight(w) for w in values], out=targets, backend=backend, table=table)
     return results[0] if single else results
 
 
 def _column(operand: object, name: str) -> list[Tensor]:
     """An operand as a list of tensors."""
+    if type(operand) is list:  # the common case, asked first: small merges feel every check
+        return operand
     if isinstance(operand, Tensor):
         return [operand]
     if isinstance(operand, Sequence) and not isinstance(operand, str):
@@ -187,20 +189,27 @@ def _weight_tensor(weight: float | Tensor, column: list[Tensor]) -> Tensor:
     return torch.tensor(weight, dtype=torch.float64)
 
 
-def _validate(columns: Sequence[list[Tensor]], names: Sequence[str], out: list[Tensor] | None) -> None:
-    """Check that rows of tensors can be combined, and that outputs alias at most one input of their own row."""
+def _validate(columns: Sequence[list[Tensor]], names: Sequence[str], out: list[Tensor] | None) -> Any:
+    """Check that rows of tensors can be combined, and that outputs alias at most one input of their own row.
+
+    Returns the compiled extension's table of the tensors if it has vouched for them already, which is the quick way.
+    """
+    compiling = torch.compiler.is_compiling()
+    table = None if compiling else _dispatch.plain_table(columns, out)
+    if table is not None:
+        return table
     everything = list(columns) if out is None else [*columns, out]
-    if torch.compiler.is_compiling() or not _dispatch.are_plain(everything):
-        labels = list(names) if out is None else [*names, "out"]
-        for column, label in zip(everything, labels, strict=True):
-            if len(column) != len(columns[0]):
-                raise InputError(
-                    f"{label} has {len(column)} tensors and {labels[0]} has {len(columns[0])}; give equally long lists."
-                )
-        for index, row in enumerate(zip(*everything, strict=True)):
-            _validate_row(row, [f"{label}[{index}]" if len(columns[0]) > 1 else label for label in labels])
-    if out is not None and not torch.compiler.is_compiling():
+    labels = list(names) if out is None else [*names, "out"]
+    for column, label in zip(everything, labels, strict=True):
+        if len(column) != len(columns[0]):
+            raise InputError(
+                f"{label} has {len(column)} tensors and {labels[0]} has {len(columns[0])}; give equally long lists."
+            )
+    for index, row in enumerate(zip(*everything, strict=True)):
+        _validate_row(row, [f"{label}[{index}]" if len(columns[0]) > 1 else label for label in labels])
+    if out is not None and not compiling:
         _refuse_overlap(columns, names, out)
+    return None
 
 
 def _validate_row(row: Sequence[Tensor], labels: Sequence[str]) -> None:

@@ -1,0 +1,53 @@
+"""Input makers and error budgets, for tests and benchmarks alike."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+_BITS = {
+    torch.float64: torch.int64,
+    torch.float32: torch.int32,
+    torch.bfloat16: torch.int16,
+    torch.float16: torch.int16,
+}
+
+FLOATS = tuple(_BITS)
+
+
+def awkward(numel: int, dtype: torch.dtype, *, seed: int) -> Tensor:
+    """A 1-D tensor over the whole range of ``dtype``: random exponents, subnormals, both zeros, infinities and NaN."""
+    generator = torch.Generator().manual_seed(seed)
+    info = torch.finfo(dtype)
+    exponent = torch.empty(numel, dtype=torch.float64).normal_(generator=generator) * 8
+    x = torch.randn(numel, generator=generator, dtype=torch.float64) * torch.exp2(exponent)
+    special = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), info.smallest_normal, info.max, -info.max]
+    special += [info.smallest_normal * info.eps * k for k in (1, -1, 3)]  # the smallest subnormals
+    places = torch.randint(numel, (min(numel, 4 * len(special)),), generator=generator) if numel else []
+    for i, place in enumerate(places):
+        x[place] = special[i % len(special)]
+    return x.to(dtype)
+
+
+def same_bits(x: Tensor, y: Tensor) -> bool:
+    """Whether two floating-point tensors are equal to the bit, signs of zeros included and payloads of NaNs excepted."""
+    if x.dtype != y.dtype or x.shape != y.shape:
+        return False
+    nan = x.isnan()
+    bits = _BITS[x.dtype]
+    same = x.contiguous().view(bits) == y.contiguous().view(bits)
+    return bool(torch.equal(nan, y.isnan()) and (same | nan).all())
+
+
+def lerp_error_bound(a: Tensor, b: Tensor, weight: float) -> Tensor:
+    """Bound of |lerp - exact| for 0 <= w <= 1, elementwise, in float64.
+
+    With u the unit roundoff of the compute type, the difference, the factor, the product and the sum each round once:
+    |error| <= u (|result| + 3 |b - a| min(w, 1 - w)) + O(u²); the store rounds once more, to the unit of the storage type.
+    """
+    compute = torch.finfo(torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)).eps / 2
+    store = torch.finfo(a.dtype)
+    a, b = a.double(), b.double()
+    exact = a + weight * (b - a)
+    bound = 1.01 * compute * (exact.abs() + 3 * (b - a).abs() * min(weight, 1 - weight))
+    return bound + 1.01 * (store.eps / 2) * exact.abs() + store.smallest_normal * store.eps

@@ -1,0 +1,41 @@
+"""Shared fixtures: every backend and instruction set runs through the same tests."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+import torch
+
+from isthmus import _native
+
+BACKENDS = ["reference", "cpp-base", "cpp-v3", "cpp-v4"]
+
+
+@pytest.fixture(params=BACKENDS)
+def backend(request: pytest.FixtureRequest) -> Iterator[str]:
+    """The name to pass as ``backend=``, with the instruction set forced where the backend is compiled."""
+    name, _, isa = request.param.partition("-")
+    if name == "reference":
+        yield name
+        return
+    module, reason = _native.load_cpu()
+    if module is None:
+        pytest.skip(reason)
+    supported = dict(module.instruction_sets())
+    if not supported.get(isa):
+        pytest.skip(f"instruction set {isa} is {'not supported by this processor' if isa in supported else 'not built'}")
+    before = module.instruction_set()
+    module.use_instruction_set(isa)
+    assert module.instruction_set() == isa  # the force worked
+    yield name
+    module.use_instruction_set(before)
+
+
+@pytest.fixture(params=[1, 2, 3])
+def threads(request: pytest.FixtureRequest) -> Iterator[int]:
+    """Run with this many threads."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(request.param)
+    yield request.param
+    torch.set_num_threads(before)
