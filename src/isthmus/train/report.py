@@ -27,8 +27,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from .._optional import optional
-from ..io.atomic import atomic_write, write_json
+from isthmus._optional import optional
+from isthmus.io.atomic import atomic_write, write_json
+
 from . import statistics
 from .results import PairRecord, Scale, SweepResult
 from .statistics import CriticalScale

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from ..path.result import PathResult
+from isthmus.path.result import PathResult
 
 Status = Literal["ok", "untrained", "diverged"]
 Metrics = dict[str, float]

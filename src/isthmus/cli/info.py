@@ -1,0 +1,44 @@
+"""``isthmus info``: what is built and what is used."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import platform
+
+import torch
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from isthmus import __version__, _dispatch
+
+LAB = ("torchvision", "scikit-learn", "matplotlib", "rich", "typer", "safetensors")
+
+
+def info() -> None:
+    """Show which backends and instruction sets are built, which are chosen and why not the others, and versions."""
+    backends = Table("backend", "available", "chosen", "why", title="Backends and instruction sets")
+    for row in _dispatch.describe():
+        cells = (row.name, "yes" if row.available else "no", "yes" if row.chosen else "", escape(row.reason))
+        backends.add_row(*cells)
+    gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
+    packages = Table("package", "version", title="Versions")
+    for name, version in (
+        ("isthmus", __version__),
+        ("python", platform.python_version()),
+        ("torch", torch.__version__),
+    ):
+        packages.add_row(name, version)
+    for name in LAB:
+        packages.add_row(name, _version(name))
+    packages.add_row("GPU", ", ".join(gpus) or "none")
+    console = Console()
+    console.print(backends)
+    console.print(packages)
+
+
+def _version(package: str) -> str:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return escape("not installed: pip install 'isthmus[lab]'")
