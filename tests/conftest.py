@@ -24,7 +24,9 @@ def backend(request: pytest.FixtureRequest) -> Iterator[str]:
         pytest.skip(reason)
     supported = dict(module.instruction_sets())
     if not supported.get(isa):
-        pytest.skip(f"instruction set {isa} is {'not supported by this processor' if isa in supported else 'not built'}")
+        pytest.skip(
+            f"instruction set {isa} is {'not supported by this processor' if isa in supported else 'not built'}"
+        )
     before = module.instruction_set()
     module.use_instruction_set(isa)
     assert module.instruction_set() == isa  # the force worked

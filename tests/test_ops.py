@@ -306,7 +306,9 @@ def test_compile_aot_eager_with_gradients_and_out():
     assert torch.allclose(w.grad, (b - a).sum())
     out = torch.empty(50)
     with torch.no_grad():
-        torch.compile(lambda a, b, w, out: ops.lerp(a, b, w, out=out), fullgraph=True, backend="aot_eager")(a, b, w, out)
+        torch.compile(lambda a, b, w, out: ops.lerp(a, b, w, out=out), fullgraph=True, backend="aot_eager")(
+            a, b, w, out
+        )
     assert same_bits(out, reference.lerp(a, b, 0.25))
 
 

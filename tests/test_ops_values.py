@@ -153,7 +153,9 @@ def test_outputs_that_bypass_the_caches(backend, threads, dtype):
     out = memory[3:]  # not at the start of a cache line
     assert same_bits(ops.lerp(a, b, 0.3, out=out, backend=backend), reference.lerp(a, b, 0.3))
     assert not memory[:3].any()
-    assert same_bits(ops.weighted_sum([a, b], [2.0, -1.0], out=out, backend=backend), reference.weighted_sum([a, b], [2, -1]))
+    assert same_bits(
+        ops.weighted_sum([a, b], [2.0, -1.0], out=out, backend=backend), reference.weighted_sum([a, b], [2, -1])
+    )
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])

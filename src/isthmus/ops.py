@@ -152,7 +152,9 @@ def weighted_sum(
         ]
     else:
         values = weights.tolist() if isinstance(weights, Tensor) else weights
-        results = _dispatch.weighted_sum(columns, [_weight(w) for w in values], out=targets, backend=backend, table=table)
+        results = _dispatch.weighted_sum(
+            columns, [_weight(w) for w in values], out=targets, backend=backend, table=table
+        )
     return results[0] if single else results
 
 
@@ -224,28 +226,36 @@ def _validate_row(row: Sequence[Tensor], labels: Sequence[str]) -> None:
                 "Convert it first (a DTensor with full_tensor())."
             )
         if tensor.layout != torch.strided:
-            raise InputError(f"{label} has layout {tensor.layout}, expected a dense tensor; convert it with to_dense().")
+            raise InputError(
+                f"{label} has layout {tensor.layout}, expected a dense tensor; convert it with to_dense()."
+            )
         if tensor.dtype not in DTYPES:
             raise InputError(
                 f"{label} has dtype {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}. "
                 "Convert it first; integers and booleans are never averaged."
             )
         if tensor.is_complex() != first.is_complex():
-            raise InputError(f"{label} has dtype {tensor.dtype} and {labels[0]} {first.dtype}; mix no real and complex.")
+            raise InputError(
+                f"{label} has dtype {tensor.dtype} and {labels[0]} {first.dtype}; mix no real and complex."
+            )
         if tensor.shape != first.shape:
             raise InputError(
                 f"{label} has shape {tuple(tensor.shape)}, expected {tuple(first.shape)} as {labels[0]}; "
                 "shapes are not broadcast."
             )
         if tensor.device != first.device:
-            raise InputError(f"{label} is on {tensor.device}, expected {first.device} as {labels[0]}; move one of them.")
+            raise InputError(
+                f"{label} is on {tensor.device}, expected {first.device} as {labels[0]}; move one of them."
+            )
 
 
 def _refuse_overlap(columns: Sequence[list[Tensor]], names: Sequence[str], out: list[Tensor]) -> None:
     """Check that each output is disjoint from all inputs and outputs, or is exactly an input of its own row."""
     for index, target in enumerate(out):
         if target.is_conj() or target.is_neg():
-            raise InputError(f"out[{index}] is a lazily conjugated or negated view; pass a tensor with memory of its own.")
+            raise InputError(
+                f"out[{index}] is a lazily conjugated or negated view; pass a tensor with memory of its own."
+            )
     spans = [(*_span(tensor), index, "out", tensor) for index, tensor in enumerate(out)]
     for name, column in zip(names, columns, strict=True):
         spans += [(*_span(tensor), index, name, tensor) for index, tensor in enumerate(column)]
