@@ -32,6 +32,12 @@ ISTHMUS_RULE To bit_cast(From value) {
     return result;
 }
 
+// Either value, by masks: a conditional expression would often become a branch, and the loop around it not a vector loop.
+ISTHMUS_RULE std::uint32_t select(bool condition, std::uint32_t yes, std::uint32_t no) {
+    const std::uint32_t mask = -std::uint32_t{condition};
+    return (yes & mask) | (no & ~mask);
+}
+
 ISTHMUS_RULE float to_float(bf16 x) { return bit_cast<float>(std::uint32_t{x.bits} << 16); }
 
 ISTHMUS_RULE float to_float(f16 x) {
@@ -40,31 +46,32 @@ ISTHMUS_RULE float to_float(f16 x) {
     // The product is exact, subnormals included: it moves the exponent's bias from 15 to 127.
     const std::uint32_t finite = bit_cast<std::uint32_t>(bit_cast<float>(magnitude) * 0x1p112f);
     const bool special = magnitude >= 0x0f800000;  // infinity or NaN
-    return bit_cast<float>(sign | (special ? magnitude | 0x7f800000 : finite));
+    return bit_cast<float>(sign | select(special, magnitude | 0x7f800000, finite));
 }
 
 ISTHMUS_RULE bf16 to_bf16(float x) {
     const std::uint32_t bits = bit_cast<std::uint32_t>(x);
     const bool nan = (bits & 0x7fffffff) > 0x7f800000;
     const std::uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
-    return {std::uint16_t((nan ? bits | 0x400000 : rounded) >> 16)};
+    return {std::uint16_t(select(nan, bits | 0x400000, rounded) >> 16)};
 }
 
 ISTHMUS_RULE f16 to_f16(float x) {
     const std::uint32_t bits = bit_cast<std::uint32_t>(x);
     const std::uint32_t sign = (bits >> 16) & 0x8000, magnitude = bits & 0x7fffffff;
-    const std::uint32_t special = magnitude > 0x7f800000 ? 0x7e00 : 0x7c00;
+    const std::uint32_t special = 0x7c00 | std::uint32_t{magnitude > 0x7f800000} << 9;  // infinity, or a quiet NaN
     // Below the smallest normal f16, adding one half puts the f16 subnormal's unit at the sum's last place.
     const std::uint32_t subnormal = bit_cast<std::uint32_t>(bit_cast<float>(magnitude) + 0.5f) - 0x3f000000;
     const std::uint32_t normal = (magnitude - 0x38000000 + 0xfff + ((magnitude >> 13) & 1)) >> 13;
-    return {std::uint16_t(sign | (magnitude >= 0x47800000 ? special : magnitude < 0x38800000 ? subnormal : normal))};
+    const std::uint32_t finite = select(magnitude < 0x38800000, subnormal, normal);
+    return {std::uint16_t(sign | select(magnitude >= 0x47800000, special, finite))};
 }
 
 // float64 -> float32 rounded to odd: towards zero, with the last bit set where that was inexact.
 ISTHMUS_RULE float to_float_odd(double x) {
     const float nearest = static_cast<float>(x);
     const double back = nearest;
-    const bool away = (back > x && x > 0) || (back < x && x < 0);
+    const bool away = ((back > x) & (x > 0)) | ((back < x) & (x < 0));
     const std::uint32_t inexact = back != x;
     return bit_cast<float>((bit_cast<std::uint32_t>(nearest) - std::uint32_t(away)) | inexact);
 }

@@ -80,7 +80,7 @@ import isthmus
 new = {name.partition(".")[0] for name in set(sys.modules) - before} - set(sys.stdlib_module_names)
 print(sorted(new))
 isthmus.lerp(torch.zeros(3), torch.ones(3), 0.5)
-heavy = {"torch._dynamo", "triton", "torchvision", "matplotlib", "sklearn", "rich", "typer", "safetensors", "pandas", "scipy"}
+heavy = {"torch._dynamo", "triton", "torchvision", "matplotlib", "sklearn", "rich", "typer", "safetensors", "pandas"}
 print(sorted(heavy & set(sys.modules)))
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

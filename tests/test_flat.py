@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import itertools
 
 import pytest
 import torch
@@ -257,4 +258,4 @@ def test_property_round_trip(spec):
     assert all(torch.equal(value, state[key]) for key, value in flat.to_state_dict().items())
     assert flat.layout == FlatState.from_state_dict(dict(reversed(state.items()))).layout
     spans = sorted((str(e.dtype), e.offset, e.offset + e.numel) for e in flat.layout.entries.values())
-    assert all(x[0] != y[0] or x[2] <= y[1] for x, y in zip(spans, spans[1:], strict=False))
+    assert all(x[0] != y[0] or x[2] <= y[1] for x, y in itertools.pairwise(spans))

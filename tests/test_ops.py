@@ -62,7 +62,7 @@ def test_any_strides(backend, view):
         result = ops.lerp(x, y, 0.3, backend=backend)
         assert result.stride() == torch.empty_like(x).stride()
         assert same_bits(result, reference.lerp(a, b, 0.3).reshape(a.shape))
-        out = torch.zeros(a.shape + (2,))[..., 0]  # strides unlike those of the inputs
+        out = torch.zeros(*a.shape, 2)[..., 0]  # strides unlike those of the inputs
         assert ops.weighted_sum([x, y], [2.0, -1.0], out=out, backend=backend) is out
         assert same_bits(out, reference.weighted_sum([a, b], [2.0, -1.0]))
 
@@ -274,7 +274,7 @@ def test_inference_mode(backend):
         assert ops.lerp(ONES, 3 * ONES, 0.5, out=out, backend=backend).tolist() == [2.0] * 3
 
 
-# --- torch.compile and torch.ops ----------------------------------------------------------------------------------------
+# --- torch.compile and torch.ops --------------------------------------------------------------------------------------
 
 
 def test_compile_full_graph_with_tensor_factors():

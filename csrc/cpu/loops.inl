@@ -11,7 +11,7 @@ constexpr std::size_t group = 8;       // inputs read in step
 constexpr std::int64_t line = 64;      // bytes
 
 template <class S, class C>
-void widen_all(C* out, std::uintptr_t address, std::int64_t begin, std::int64_t n) {
+void widen_all(C* __restrict__ out, std::uintptr_t address, std::int64_t begin, std::int64_t n) {
     const S* x = reinterpret_cast<const S*>(address) + begin;
     std::int64_t i = 0;
 #ifdef ISTHMUS_F16C
@@ -23,7 +23,7 @@ void widen_all(C* out, std::uintptr_t address, std::int64_t begin, std::int64_t 
 }
 
 template <class S, class C>
-void narrow_all(S* out, const C* x, std::int64_t n) {
+void narrow_all(S* __restrict__ out, const C* __restrict__ x, std::int64_t n) {
     std::int64_t i = 0;
 #ifdef ISTHMUS_F16C
     if constexpr (std::is_same_v<S, f16> && std::is_same_v<C, float>)

@@ -1,7 +1,7 @@
 """The only place that chooses a backend, and that hands memory to one.
 
-Arguments are valid here (``isthmus.ops`` checks them): rows of tensors that have one shape and one device, weights that are
-Python floats, outputs that are disjoint from the inputs or are exactly one of them.
+Arguments are valid here (``isthmus.ops`` checks them): rows of tensors that have one shape and one device, weights that
+are Python floats, outputs that are disjoint from the inputs or are exactly one of them.
 """
 
 from __future__ import annotations
@@ -98,8 +98,8 @@ def describe() -> list[Row]:
 def plain_table(columns: Sequence[Column], out: Column | None) -> Any:
     """The compiled extension's table of the rows if it vouches that they are valid, else ``None``.
 
-    It does for plain CPU tensors in C-order, one shape a row, with outputs that are disjoint from all inputs or are exactly one
-    of their own row.
+    It does for plain CPU tensors in C-order, one shape a row, with outputs that are disjoint from all inputs or are
+    exactly one of their own row.
     """
     module, _ = _native.load_cpu()
     return None if module is None else module.plain_table(columns, out)
@@ -112,7 +112,7 @@ def lerp(a: Column, b: Column, weight: float, *, out: Column | None, backend: st
         out,
         backend,
         table,
-        reference=lambda tensors, dtype: reference.lerp(*tensors, weight, dtype=dtype),
+        reference=lambda tensors, dtype: reference.lerp(tensors[0], tensors[1], weight, dtype=dtype),
         cpp=lambda module, table: module.lerp(table, weight, torch.get_num_threads()),
     )
 
@@ -165,7 +165,7 @@ def _run(
 
 
 def _run_strided(module: Any, columns: Sequence[Column], outputs: Column, cpp: Callable[[Any, Any], None]) -> None:
-    """Run a rule on tensors of any strides: where they lie if all are dense and alike, else through contiguous copies."""
+    """Run a rule on tensors of any strides: in place if all are dense and alike, else through contiguous copies."""
     keep: list[Tensor] = []  # alive until the rule has run
     late: list[tuple[Tensor, Tensor]] = []
     numel: list[int] = []
@@ -205,7 +205,7 @@ def _dtype_codes(module: Any) -> dict[torch.dtype, Any]:
 
 
 def _empty_like(tensors: Column) -> Column:
-    """Uninitialised tensors like these contiguous ones; small ones of one shape share an allocation, which is far cheaper."""
+    """Uninitialised tensors like these contiguous ones; small ones of one shape share an allocation, to save time."""
     if len(tensors) == 1:
         return [torch.empty_like(tensors[0])]
     outputs = list(tensors)

@@ -1,8 +1,8 @@
 """The ops as ``torch.ops.isthmus``: schemas, fake kernels and gradients, for ``torch.compile`` and autograd.
 
 Factors and weights are tensors here, because a Python float would be a constant of the compiled graph. Functional and
-in-place forms are ops of their own, and lists of tensors are looped over by the caller, so that no op returns views of one
-buffer.
+in-place forms are ops of their own, and lists of tensors are looped over by the caller, so that no op returns views of
+one buffer.
 """
 
 from __future__ import annotations

@@ -34,7 +34,7 @@ def unbind(tensors: Iterable[torch.Tensor]) -> None:
 
 
 def wrote(tensors: Sequence[torch.Tensor]) -> None:
-    """Raise the version of ``tensors``, just written through their addresses, and of all that is bound to their memory."""
+    """Raise the version of ``tensors``, just written through their addresses, and of what is bound to their memory."""
     written = list(tensors)
     if _bound:
         for address in {tensor.untyped_storage().data_ptr() for tensor in tensors}:

@@ -1,8 +1,8 @@
 """A state dict as one contiguous buffer per dtype, with views of its tensors.
 
 A model's tensors lie one after the other in the order of their sorted canonical keys, each in C-order and starting at a
-multiple of 64 bytes; the elements between two tensors are zero. An element-wise merge of two models is then one pass over
-each buffer, and a module whose parameters are views of the buffers sees the result at once.
+multiple of 64 bytes; the elements between two tensors are zero. An element-wise merge of two models is then one pass
+over each buffer, and a module whose parameters are views of the buffers sees the result at once.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ class Layout:
         return hash(frozenset(self.entries.items()))
 
     def check(self, other: Layout, *, name: str, expected: str) -> None:
-        """Raise an ``InputError`` that lists how ``other``, called ``name``, differs from this layout of ``expected``."""
+        """Raise an ``InputError`` that lists how ``other``, called ``name``, differs from this layout."""
         if self == other:
             return
         problems = [f"{key!r} is missing" for key in self.entries.keys() - other.entries.keys()]
@@ -91,15 +91,16 @@ class Layout:
             problems = ["other tensors are tied to each other"]
         shown = "; ".join(sorted(problems)[:5]) + (f"; and {len(problems) - 5} more" if len(problems) > 5 else "")
         raise InputError(
-            f"{name} does not have the tensors of {expected}: {shown}. Both must come from one architecture with one dtype."
+            f"{name} does not have the tensors of {expected}: {shown}. "
+            "Both must come from one architecture with one dtype."
         )
 
 
 class FlatState:
     """A state dict flattened into one contiguous, 64-byte aligned buffer per dtype.
 
-    ``state[key]`` is the tensor of a key, a view of its buffer, made when first asked for. Writing to a view or to a buffer
-    changes the state, and every module that is bound to it.
+    ``state[key]`` is the tensor of a key, a view of its buffer, made when first asked for. Writing to a view or to a
+    buffer changes the state, and every module that is bound to it.
 
     Attributes:
         layout: where each tensor lies.
@@ -201,8 +202,8 @@ class FlatState:
         """Make the parameters and persistent buffers of ``module`` views of this state.
 
         The module then computes with this state's values; its own tensors are kept aside and come back with
-        ``Binding.undo()``, or at the end of a ``with`` block. Parameters keep their identity, so optimisers and hooks go on
-        working.
+        ``Binding.undo()``, or at the end of a ``with`` block. Parameters keep their identity, so optimisers and hooks
+        go on working.
 
         Raises:
             InputError: the module's keys, shapes, dtypes or device differ from this state's.

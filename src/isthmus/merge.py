@@ -15,8 +15,9 @@ def lerp_states(
 ) -> FlatState:
     """Linear interpolation between two models, ``a`` at weight 0 and ``b`` at weight 1; see ``isthmus.ops.lerp``.
 
-    Floating-point and complex entries are interpolated, running statistics of normalisation layers included. Integer and
-    boolean entries are never averaged: they must be equal in both models, except ``num_batches_tracked``, which follows ``a``.
+    Floating-point and complex entries are interpolated, running statistics of normalisation layers included. Integer
+    and boolean entries are never averaged: they must be equal in both models, except ``num_batches_tracked``, which
+    follows ``a``.
 
     Args:
         a: the model at weight 0.

@@ -1,16 +1,16 @@
 """The public functions over tensors: validate once, then dispatch.
 
-Every function takes one tensor per operand, or a list of tensors per operand: then it is applied to the first of each list,
-to the second of each, and so on, in one call. Results have the same structure.
+Every function takes one tensor per operand, or a list of tensors per operand: then it is applied to the first of each
+list, to the second of each, and so on, in one call. Results have the same structure.
 
-Tensors are float64, float32, bfloat16, float16 or complex, on any device, of any strides; those combined with each other have
-equal shapes, with no broadcasting. Dtypes may be mixed: float16 and bfloat16 are widened to float32, the rest is promoted as
-torch does, and the result is rounded once, to the dtype of ``out`` or of the first operand. Inputs are never modified, and
-results share no memory with them, except that ``out`` may be exactly one input. Results of one call on lists of small
-tensors may share one allocation with each other.
+Tensors are float64, float32, bfloat16, float16 or complex, on any device, of any strides; those combined with each
+other have equal shapes, with no broadcasting. Dtypes may be mixed: float16 and bfloat16 are widened to float32, the
+rest is promoted as torch does, and the result is rounded once, to the dtype of ``out`` or of the first operand. Inputs
+are never modified, and results share no memory with them, except that ``out`` may be exactly one input. Results of one
+call on lists of small tensors may share one allocation with each other.
 
-Gradients flow to tensors, factors and weights, twice if need be; under ``torch.compile`` pass factors and weights as tensors.
-All functions are safe to call from several threads.
+Gradients flow to tensors, factors and weights, twice if need be; under ``torch.compile`` pass factors and weights as
+tensors. All functions are safe to call from several threads.
 """
 
 from __future__ import annotations
@@ -59,9 +59,9 @@ def lerp(
 ) -> Tensor | list[Tensor]:
     """Linear interpolation between ``a`` (weight 0) and ``b`` (weight 1).
 
-    Computes a + w (b - a) for w < ½ and b - (1 - w)(b - a) otherwise, each operation rounded, so that the result is exact at
-    both ends: at w = 0 and w = 1 it is a copy. Weights outside [0, 1] extrapolate. Every backend, instruction set and thread
-    count gives the same bits, up to the payload of NaNs.
+    Computes a + w (b - a) for w < ½ and b - (1 - w)(b - a) otherwise, each operation rounded, so that the result is
+    exact at both ends: at w = 0 and w = 1 it is a copy. Weights outside [0, 1] extrapolate. Every backend, instruction
+    set and thread count gives the same bits, up to the payload of NaNs.
 
     Args:
         a: the tensor, or tensors, at weight 0.
@@ -71,7 +71,8 @@ def lerp(
         backend: "auto", "reference", "cpp", "cuda" or "triton"; a backend asked for by name never falls back.
 
     Raises:
-        InputError: shapes, devices or dtypes cannot be combined, the weight is NaN or infinite, or ``out`` overlaps an input.
+        InputError: shapes, devices or dtypes cannot be combined, the weight is NaN or infinite, or ``out`` overlaps an
+            input.
         BackendError: the backend is not available here.
     """
     columns = [_column(a, "a"), _column(b, "b")]
@@ -86,7 +87,7 @@ def lerp(
             for i, (x, y) in enumerate(zip(*columns, strict=True))
         ]
     else:
-        results = _dispatch.lerp(*columns, _weight(weight), out=targets, backend=backend, table=table)
+        results = _dispatch.lerp(columns[0], columns[1], _weight(weight), out=targets, backend=backend, table=table)
     return results[0] if isinstance(a, Tensor) else results
 
 
@@ -115,13 +116,14 @@ def weighted_sum(
 ) -> Tensor | list[Tensor]:
     """The weighted sum w₁x₁ + w₂x₂ + ... of one or more models.
 
-    The sum is a left fold in the order given, from its first term, each operation rounded. Weights are used as they are: to
-    average, let them sum to one. Every backend, instruction set and thread count gives the same bits, up to the payload of
-    NaNs.
+    The sum is a left fold in the order given, from its first term, each operation rounded. Weights are used as they
+    are: to average, let them sum to one. Every backend, instruction set and thread count gives the same bits, up to the
+    payload of NaNs.
 
     Args:
         tensors: one tensor per model, or one list of tensors per model.
-        weights: one finite float per model, or a 1-D tensor of them; each rounded once from float64 to the type computed in.
+        weights: one finite float per model, or a 1-D tensor of them; each rounded once from float64 to the type
+            computed in.
         out: where to write; each is disjoint from all inputs or is exactly one of its own.
         backend: "auto", "reference", "cpp", "cuda" or "triton"; a backend asked for by name never falls back.
 

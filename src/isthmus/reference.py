@@ -1,11 +1,11 @@
 """Every op in plain PyTorch, for any device and dtype: the meaning of the library.
 
-Each function uses only operations that round once, in the type named by ``compute_dtype``, and rounds once more where it
-stores. ``torch.lerp``, ``add(alpha=...)`` and ``addcmul`` are not used because they fuse a multiplication and an addition.
-Arguments are validated by ``isthmus.ops``; shapes are equal and weights are Python floats here.
+Each function uses only operations that round once, in the type named by ``compute_dtype``, and rounds once more where
+it stores. ``torch.lerp``, ``add(alpha=...)`` and ``addcmul`` are not used because they fuse a multiplication and an
+addition. Arguments are validated by ``isthmus.ops``; shapes are equal and weights are Python floats here.
 
-On the CPU these functions flush subnormal numbers if ``torch.set_flush_denormal(True)`` was called; compiled backends never
-do.
+On the CPU these functions flush subnormal numbers if ``torch.set_flush_denormal(True)`` was called; compiled backends
+never do.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ def compute_dtype(dtypes: Iterable[torch.dtype]) -> torch.dtype:
 def to_float32_odd(x: Tensor) -> Tensor:
     """Round float64 to float32 by round-to-odd: towards zero, the last bit set where that was inexact.
 
-    Rounding the result to bfloat16 or float16 then equals rounding ``x`` once (Boldo and Melquiond, "Emulation of FMA and
-    correctly rounded sums: proved algorithms using rounding to odd", 2008).
+    Rounding the result to bfloat16 or float16 then equals rounding ``x`` once (Boldo and Melquiond, "Emulation of FMA
+    and correctly rounded sums: proved algorithms using rounding to odd", 2008).
     """
     nearest = x.to(torch.float32)
     back = nearest.to(torch.float64)

@@ -23,14 +23,13 @@ def awkward(numel: int, dtype: torch.dtype, *, seed: int) -> Tensor:
     x = torch.randn(numel, generator=generator, dtype=torch.float64) * torch.exp2(exponent)
     special = [0.0, -0.0, float("inf"), -float("inf"), float("nan"), info.smallest_normal, info.max, -info.max]
     special += [info.smallest_normal * info.eps * k for k in (1, -1, 3)]  # the smallest subnormals
-    places = torch.randint(numel, (min(numel, 4 * len(special)),), generator=generator) if numel else []
-    for i, place in enumerate(places):
+    for i, place in enumerate(torch.randint(max(numel, 1), (min(numel, 4 * len(special)),), generator=generator)):
         x[place] = special[i % len(special)]
     return x.to(dtype)
 
 
 def same_bits(x: Tensor, y: Tensor) -> bool:
-    """Whether two floating-point tensors are equal to the bit, signs of zeros included and payloads of NaNs excepted."""
+    """Whether two floating-point tensors are equal to the bit, signs of zeros included, payloads of NaNs excepted."""
     if x.dtype != y.dtype or x.shape != y.shape:
         return False
     nan = x.isnan()
@@ -43,7 +42,8 @@ def lerp_error_bound(a: Tensor, b: Tensor, weight: float) -> Tensor:
     """Bound of |lerp - exact| for 0 <= w <= 1, elementwise, in float64.
 
     With u the unit roundoff of the compute type, the difference, the factor, the product and the sum each round once:
-    |error| <= u (|result| + 3 |b - a| min(w, 1 - w)) + O(u²); the store rounds once more, to the unit of the storage type.
+    |error| <= u (|result| + 3 |b - a| min(w, 1 - w)) + O(u²); the store rounds once more, to the unit of the storage
+    type.
     """
     compute = torch.finfo(torch.promote_types(torch.promote_types(a.dtype, b.dtype), torch.float32)).eps / 2
     store = torch.finfo(a.dtype)
