@@ -34,14 +34,14 @@ PRESETS = {
             momentum=0.9,
             weight_decay=5e-4,
             steps=600,
-            branch_step=20,
+            branch_step=150,
             warmup_steps=50,
             anneal_steps=200,
             ema_decay=0.99,
             augmentation=Augmentation(noise=0.3),
             threads=1,
         ),
-        lr=(0.01, 0.02, 0.05, 0.1, 0.15, 0.2, 0.3, 0.35),
+        lr=(0.005, 0.02, 0.05, 0.1, 0.2, 0.25, 0.3, 0.35),
         seconds_per_pair=1.2,
     ),
     "fashion-mnist": Preset(
@@ -85,10 +85,8 @@ def demo(
         raise InputError(f"there is no demo on {data!r}; --data takes {' or '.join(PRESETS)}. Others: isthmus sweep.")
     preset = PRESETS[data]
     if (root is None) != (data == "digits"):
-        needs = (
-            "needs no files: leave --root out" if data == "digits" else "needs the folder of its IDX files: give --root"
-        )
-        raise InputError(f"{data} {needs}.")
+        hint = "comes with scikit-learn: leave --root out" if data == "digits" else "is read from files: give --root"
+        raise InputError(f"{data} {hint}.")
     check_device(device)
     options = {} if root is None else {"root": str(root.expanduser().resolve())}
     config = SweepConfig(replace(preset.base, data_options=options, device=device), lr=preset.lr, pairs=pairs)

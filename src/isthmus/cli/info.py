@@ -23,12 +23,9 @@ def info() -> None:
         backends.add_row(*cells)
     gpus = [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
     packages = Table("package", "version", title="Versions")
-    for name, version in (
-        ("isthmus", __version__),
-        ("python", platform.python_version()),
-        ("torch", torch.__version__),
-    ):
-        packages.add_row(name, version)
+    packages.add_row("isthmus", __version__)
+    packages.add_row("python", platform.python_version())
+    packages.add_row("torch", torch.__version__)
     for name in LAB:
         packages.add_row(name, _version(name))
     packages.add_row("GPU", ", ".join(gpus) or "none")

@@ -120,13 +120,13 @@ def interval(samples: ArrayLike, level: float = LEVEL) -> tuple[float, float]:
 def critical_scale(noise_scales: ArrayLike, pair_gains: ArrayLike, drawn: ArrayLike) -> CriticalScale:
     """Find the noise scale with the largest median gain, and test whether it is a peak inside the range.
 
-    There is no such peak if one end of the range has a median gain at least as large as every scale inside. For an end e
-    and an interior scale k, d_ke is the difference of their median gains and s_ke its bootstrap standard deviation.
-    T_e = max_k d_ke / s_ke is compared with the bootstrap distribution of max_k (d*_ke − d_ke) / s_ke, which keeps the
-    chance of calling a flat or monotone curve peaked near or under 0.05 whatever the number of scales (a single-step max-t
-    correction; Romano and Wolf, Econometrica 73(4), 2005). Every end must be rejected: the p-value is the largest of
-    theirs (an intersection-union test; Berger, Technometrics 24(4), 1982). Taking the argmax alone would not do: of eight
-    equal scales, six are inside the range.
+    There is no such peak if one end of the range has a median gain at least as large as every scale inside. For an
+    end e and an interior scale k, d_ke is the difference of their median gains, and s_ke its bootstrap standard
+    deviation. T_e = max_k d_ke / s_ke is compared with the bootstrap distribution of max_k (d*_ke − d_ke) / s_ke, which
+    keeps the chance of calling a flat or monotone curve peaked near or under 0.05 whatever the number of scales (a
+    single-step max-t correction; Romano and Wolf, Econometrica 73(4), 2005). Every end must be rejected: the p-value is
+    the largest of theirs (an intersection-union test; Berger, Technometrics 24(4), 1982). Taking the argmax alone would
+    not do: of eight equal scales, six are inside the range.
 
     Args:
         noise_scales: S of each scale, shape (scales,), in any order; several may have one S.

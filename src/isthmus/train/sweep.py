@@ -6,6 +6,7 @@ as ``Pair.save`` writes it and its evaluation, ``record.json``. A pair with a re
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import multiprocessing
@@ -204,10 +205,8 @@ def run_sweep(
     done = len(jobs) - len(todo)
     if progress is not None:
         progress(done, len(jobs))
-    if todo:
-        _check_data(config)
     workers = min(workers, max(1, len(todo)))
-    records = _run_here(todo) if workers == 1 else _run_in_processes(todo, workers)
+    records = _run_here(todo, config) if workers == 1 else _run_in_processes(todo, config, workers)
     for record in records:
         found[record.scale, record.pair] = record
         done += 1
@@ -260,22 +259,28 @@ class _StoppedError(Exception):
 
 
 class _Worker:
-    """Does jobs one after the other, with the data set and the model loaded once."""
+    """Does jobs of one sweep one after the other, with the data set loaded once."""
 
-    def __init__(self, stop: Event | None = None) -> None:
+    def __init__(self, sweep: SweepConfig, stop: Event | None = None) -> None:
+        self._sweep = sweep
         self._stop = stop
-        self._data: Data | None = None
+
+    @functools.cached_property
+    def _data(self) -> Data:
+        """The data set; every configuration of the sweep is checked against it before any pair is trained."""
+        base = self._sweep.base
+        data = load_data(base.data, device=base.device, **base.data_options)
+        for config in self._sweep.configs:
+            config.total_steps(len(data.train_x))
+        return data
 
     def run(self, job: _Job) -> PairRecord:
         """Train the pair unless the folder has it, evaluate it, and write its record."""
-        config = job.config
-        if self._data is None:
-            self._data = load_data(config.data, device=config.device, **config.data_options)
         pair = job.trained()
         if pair is None:
-            pair = train_pair(config, data=self._data, progress=self._check)
+            pair = train_pair(job.config, data=self._data, progress=self._check)
             pair.save(job.folder)
-        with _threads(config.threads):
+        with _threads(job.config.threads):
             record = self._evaluate(pair, self._data, job)
         write_json(job.folder / "record.json", record.to_dict())
         return record
@@ -321,17 +326,17 @@ class _Worker:
         )
 
 
-def _run_here(jobs: Sequence[_Job]) -> Iterator[PairRecord]:
-    worker = _Worker()
+def _run_here(jobs: Sequence[_Job], config: SweepConfig) -> Iterator[PairRecord]:
+    worker = _Worker(config)
     for job in jobs:
         yield worker.run(job)
 
 
-def _run_in_processes(jobs: Sequence[_Job], workers: int) -> Iterator[PairRecord]:
+def _run_in_processes(jobs: Sequence[_Job], config: SweepConfig, workers: int) -> Iterator[PairRecord]:
     """Do the jobs in processes of their own; after an interrupt or error these stop at their next step and end."""
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     stop = context.Event()
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(stop,))
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(config, stop))
     try:
         with _ignored_interrupts():  # which the processes inherit: this process alone answers to Ctrl-C
             futures = [pool.submit(_run_in_worker, job) for job in jobs]
@@ -350,11 +355,11 @@ def _run_in_processes(jobs: Sequence[_Job], workers: int) -> Iterator[PairRecord
 _worker: _Worker | None = None  # of a worker process
 
 
-def _start_worker(stop: Event) -> None:
+def _start_worker(config: SweepConfig, stop: Event) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = _Worker(stop)
+    _worker = _Worker(config, stop)
 
 
 def _end_with_parent() -> None:
@@ -427,14 +432,6 @@ def _differences(there: Mapping[str, Any], wanted: Mapping[str, Any], prefix: st
 def _items(value: object) -> Sequence[Any]:
     """Lists and tuples alike: JSON knows lists alone."""
     return value if isinstance(value, list | tuple) else [value]
-
-
-def _check_data(config: SweepConfig) -> None:
-    """Find out about missing data and batches that are too large before any pair is trained."""
-    data = load_data(config.base.data, **config.base.data_options)
-    for train in config.configs:
-        train.total_steps(len(data.train_x))
-    _model(config.base, data)
 
 
 def _model(config: TrainConfig, data: Data) -> nn.Module:
