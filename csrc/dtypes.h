@@ -1,7 +1,7 @@
 // The storage types and how their values widen to, and round from, the types that rules compute in.
 //
-// Rounding is to nearest, ties to even. A float64 value narrows to 16 bits through a float32 that is rounded to odd, which
-// gives the same result as rounding once.
+// Rounding is to nearest, ties to even. A float64 value narrows to 16 bits through a float32 that is rounded to odd,
+// which gives the same result as rounding once.
 #pragma once
 
 #include <cstdint>
@@ -20,9 +20,7 @@ struct f16 {
     std::uint16_t bits;
 };
 
-ISTHMUS_RULE int size_of(Dtype dtype) {
-    return dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2;
-}
+ISTHMUS_RULE int size_of(Dtype dtype) { return dtype == Dtype::f64 ? 8 : dtype == Dtype::f32 ? 4 : 2; }
 
 template <class To, class From>
 ISTHMUS_RULE To bit_cast(From value) {
@@ -32,7 +30,8 @@ ISTHMUS_RULE To bit_cast(From value) {
     return result;
 }
 
-// Either value, by masks: a conditional expression would often become a branch, and the loop around it not a vector loop.
+// Either value, by masks: a conditional expression would often become a branch, and the loop around it not a vector
+// loop.
 ISTHMUS_RULE std::uint32_t select(bool condition, std::uint32_t yes, std::uint32_t no) {
     const std::uint32_t mask = -std::uint32_t{condition};
     return (yes & mask) | (no & ~mask);
@@ -77,13 +76,21 @@ ISTHMUS_RULE float to_float_odd(double x) {
 }
 
 template <class C>
-ISTHMUS_RULE C widen(double x) { return static_cast<C>(x); }
+ISTHMUS_RULE C widen(double x) {
+    return static_cast<C>(x);
+}
 template <class C>
-ISTHMUS_RULE C widen(float x) { return static_cast<C>(x); }
+ISTHMUS_RULE C widen(float x) {
+    return static_cast<C>(x);
+}
 template <class C>
-ISTHMUS_RULE C widen(bf16 x) { return static_cast<C>(to_float(x)); }
+ISTHMUS_RULE C widen(bf16 x) {
+    return static_cast<C>(to_float(x));
+}
 template <class C>
-ISTHMUS_RULE C widen(f16 x) { return static_cast<C>(to_float(x)); }
+ISTHMUS_RULE C widen(f16 x) {
+    return static_cast<C>(to_float(x));
+}
 
 ISTHMUS_RULE void narrow(double& out, double x) { out = x; }
 ISTHMUS_RULE void narrow(float& out, double x) { out = static_cast<float>(x); }

@@ -14,8 +14,8 @@ using namespace isthmus;
 
 namespace {
 
-// The parts of the DLPack 1.3 C exchange interface that are used: a table of functions, in a capsule that the tensor type
-// carries, of which one describes a tensor without taking a reference to it.
+// The parts of the DLPack 1.3 C exchange interface that are used: a table of functions, in a capsule that the tensor
+// type carries, of which one describes a tensor without taking a reference to it.
 struct DLTensor {
     void* data;
     struct {

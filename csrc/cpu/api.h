@@ -42,7 +42,7 @@ struct InstructionSet {
     bool supported;  // by this processor
 };
 std::vector<InstructionSet> instruction_sets();
-std::string instruction_set();                       // the one in use; the widest supported until chosen otherwise
+std::string instruction_set();                      // the one in use; the widest supported until chosen otherwise
 void use_instruction_set(const std::string& name);  // must be compiled in and supported
 
 bool has_openmp();

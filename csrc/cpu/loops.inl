@@ -1,14 +1,14 @@
 // The loops, included once per instruction set inside a namespace of its own under that set's target pragma.
 //
-// A range is worked through in chunks small enough for the first-level cache: widen the inputs where they are not of the
-// type C that the rule computes in, apply the rule to all inputs at once (reading them in step is what keeps the memory
-// busy), then narrow and store. Before inclusion define
+// A range is worked through in chunks small enough for the first-level cache: widen the inputs where they are not of
+// the type C that the rule computes in, apply the rule to all inputs at once (reading them in step is what keeps the
+// memory busy), then narrow and store. Before inclusion define
 //   ISTHMUS_F16C    where the set converts float16 in hardware
 //   ISTHMUS_STREAM  the bytes of the widest store that bypasses the caches, or nothing
 
-constexpr std::int64_t chunk = 128;    // elements; a multiple of a cache line for every dtype
-constexpr std::size_t group = 8;       // inputs read in step
-constexpr std::int64_t line = 64;      // bytes
+constexpr std::int64_t chunk = 128;  // elements; a multiple of a cache line for every dtype
+constexpr std::size_t group = 8;     // inputs read in step
+constexpr std::int64_t line = 64;    // bytes
 
 template <class S, class C>
 void widen_all(C* __restrict__ out, std::uintptr_t address, std::int64_t begin, std::int64_t n) {
@@ -56,8 +56,7 @@ const C* values(const Operand& operand, std::int64_t begin, std::int64_t n, C* s
 inline void stream_bytes(char* out, const char* x, std::int64_t bytes) {
     std::int64_t i = 0;
 #if ISTHMUS_STREAM == 64
-    for (; i + 64 <= bytes; i += 64)
-        _mm512_stream_si512(reinterpret_cast<__m512i*>(out + i), _mm512_load_si512(x + i));
+    for (; i + 64 <= bytes; i += 64) _mm512_stream_si512(reinterpret_cast<__m512i*>(out + i), _mm512_load_si512(x + i));
 #elif ISTHMUS_STREAM == 32
     for (; i + 32 <= bytes; i += 32)
         _mm256_stream_si256(reinterpret_cast<__m256i*>(out + i),

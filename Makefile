@@ -1,0 +1,70 @@
+# The two commands that matter: `make demo` and `make test`. Both install what they need into .venv first.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
+# Keep idle threads asleep: on a busy machine, threads that spin while they wait spoil every timing.
+BENCH := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest benchmarks --benchmark-storage=.benchmarks
+
+.PHONY: demo test test-slow test-floor lint format bench bench-compare wheel wheel-check sanitize clean
+
+demo: $(VENV)/.lab
+	$(BIN)/isthmus demo
+
+test: $(VENV)/.test
+	$(BIN)/python -m pytest
+
+test-slow: $(VENV)/.test
+	$(BIN)/python -m pytest -m slow
+
+# The oldest torch that pyproject.toml admits, in an environment of its own.
+test-floor:
+	$(PYTHON) -m venv build/floor
+	build/floor/bin/python -m pip install --quiet "torch==2.13.0" numpy pytest hypothesis
+	build/floor/bin/python -m pip install --quiet --no-deps .
+	cd tests && ../build/floor/bin/python -m pytest --rootdir=. -q test_ops.py test_ops_values.py test_flat.py
+
+lint: $(VENV)/.dev
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	find csrc -type f | xargs $(BIN)/clang-format --dry-run -Werror
+
+format: $(VENV)/.dev
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+	find csrc -type f | xargs $(BIN)/clang-format -i
+
+# Runs every benchmark, prints one table, and stores the run for bench-compare.
+bench: $(VENV)/.test
+	$(BENCH) --benchmark-save=bench
+
+bench-compare: $(VENV)/.test
+	$(BENCH) --benchmark-save=bench
+	$(BIN)/python -m benchmarks.compare .benchmarks
+
+wheel: $(VENV)/.dev
+	$(BIN)/python -m build --wheel
+
+# The wheel, in an empty environment with torch alone.
+wheel-check: wheel
+	rm -rf build/wheel-check
+	$(PYTHON) -m venv build/wheel-check
+	build/wheel-check/bin/python -m pip install --quiet dist/*.whl
+	cd build && wheel-check/bin/python ../tests/installed.py
+
+# The extension's tests under AddressSanitizer and UndefinedBehaviorSanitizer.
+sanitize: $(VENV)/.test
+	tests/sanitize.sh $(abspath $(BIN)/python)
+
+clean:
+	rm -rf build dist $(VENV)
+
+$(VENV)/bin/python:
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "isthmus needs Python 3.11 or newer; set PYTHON=")'
+	$(PYTHON) -m venv $(VENV)
+
+# One stamp for each extra of pyproject.toml; a change of the sources installs again.
+$(VENV)/.%: $(SOURCES) | $(VENV)/bin/python
+	$(BIN)/python -m pip install --quiet --editable ".[$*]"
+	touch $@
