@@ -11,7 +11,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 
-from ..errors import FileError
+from isthmus.errors import FileError
 
 
 @contextmanager

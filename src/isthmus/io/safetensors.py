@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .._optional import optional
-from ..errors import FileError, InputError
+from isthmus._optional import optional
+from isthmus.errors import FileError, InputError
+
 from .atomic import atomic_write
 
 

@@ -3,6 +3,7 @@
 from .augment import Augmentation
 from .config import TrainConfig
 from .data import Data, load_data
+from .gradient_noise import GradientNoise, gradient_noise
 from .models import MLP, ResNet18, build_model
 from .noise import NoiseScale
 from .pair import Pair, train_pair
@@ -11,11 +12,13 @@ __all__ = [
     "MLP",
     "Augmentation",
     "Data",
+    "GradientNoise",
     "NoiseScale",
     "Pair",
     "ResNet18",
     "TrainConfig",
     "build_model",
+    "gradient_noise",
     "load_data",
     "train_pair",
 ]

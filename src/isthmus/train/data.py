@@ -112,7 +112,7 @@ def load_data(name: str, *, device: torch.device | str = "cpu", **options: Any) 
     ==================  =========================================================================================
     name                source and options
     ==================  =========================================================================================
-    ``digits``          scikit-learn's 1797 digits of 8x8 pixels: 1000 for training and validation (100), 797 test
+    ``digits``          scikit-learn's 1797 digits of 8x8 pixels: 1000 for training and validation (200), 797 test
     ``fashion-mnist``   IDX files, plain or ``.gz``, in the folder ``root``; validation 5000
     ``cifar10``         torchvision's files in the folder ``root``, not downloaded; validation 5000
     ``cifar100``        the same
@@ -131,7 +131,7 @@ def load_data(name: str, *, device: torch.device | str = "cpu", **options: Any) 
     return data.to(device)
 
 
-def _digits(*, validation: int = 100) -> Data:
+def _digits(*, validation: int = 200) -> Data:
     datasets = optional("sklearn.datasets", extra="lab", purpose="the data set 'digits'")
     pixels, labels = datasets.load_digits(return_X_y=True)
     order = np.random.default_rng(0).permutation(len(labels))  # the file is sorted by writer

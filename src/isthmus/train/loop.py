@@ -64,6 +64,7 @@ class FlatParameters:
 
     Attributes:
         values: the flat parameters, for the optimiser; their ``grad`` are the flat gradients.
+        gradients: the flat gradients.
     """
 
     def __init__(self, module: nn.Module) -> None:
@@ -77,13 +78,14 @@ class FlatParameters:
             parameter.data = flat[keys[name]]
             parameter.grad = gradients[keys[name]]
         self.values = [nn.Parameter(buffer) for buffer in flat.buffers.values()]
-        for value, buffer in zip(self.values, gradients.buffers.values(), strict=True):
-            value.grad = buffer
+        self.gradients = list(gradients.buffers.values())
+        for value, gradient in zip(self.values, self.gradients, strict=True):
+            value.grad = gradient
 
     def zero_grad(self) -> None:
         """Set all gradients to zero, in place."""
-        for value in self.values:
-            value.grad.zero_()  # type: ignore[union-attr]
+        for gradient in self.gradients:
+            gradient.zero_()
 
 
 class MovingAverage:
@@ -166,7 +168,7 @@ class Trainer:
         norms: list[Tensor] = []
         finite = True
         self.model.train()
-        with torch.enable_grad(), _dropout_seed(derived_seed(config.seed, f"dropout/{purpose}"), self._data.device):
+        with torch.enable_grad(), dropout_seed(derived_seed(config.seed, f"dropout/{purpose}"), self._data.device):
             for chunk in batches.chunks(len(steps)):
                 for inputs, labels in chunk:
                     losses.append(self._step(inputs, labels, schedule(steps[len(losses)])))
@@ -233,7 +235,7 @@ def _optimizer(parameters: list[nn.Parameter], config: TrainConfig) -> torch.opt
 
 
 @contextmanager
-def _dropout_seed(seed: int, device: torch.device) -> Iterator[None]:
+def dropout_seed(seed: int, device: torch.device) -> Iterator[None]:
     """Seed torch's global random state, which dropout draws from, and put it back afterwards."""
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
         torch.manual_seed(seed)
