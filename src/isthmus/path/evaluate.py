@@ -17,10 +17,12 @@ from isthmus.norms import preserved_modes
 Metric = Callable[[Tensor, Tensor], Tensor]
 Data = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
 
-# Examples per forward pass. On 2 cores a 784-512-512-10 MLP takes the same time at any size from 256 to 1024 and loses
-# when a layer's activations leave the cache; a GPU wants more work per kernel.
-CPU_BATCH_SIZE = 512
-GPU_BATCH_SIZE = 2048
+# Unless a batch size is given, the largest output of a submodule stays within these bytes, by which a CPU keeps it in
+# its cache and out of fresh memory pages. On 2 cores a small convolutional net is 3 times faster at 8 MiB (64 images)
+# than at 32 MiB, and a 784-512-512-10 MLP slightly faster at 1024 samples than at 256. A GPU wants more per kernel.
+CPU_ACTIVATION_BYTES = 2**23
+GPU_ACTIVATION_BYTES = 2**26
+MIN_BATCH_SIZE, MAX_BATCH_SIZE = 16, 1024
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -68,7 +70,7 @@ class Evaluator:
         inputs: the resident inputs, shape (n, ...).
         targets: the resident targets, shape (n, ...).
         metrics: name -> function of (outputs, targets) of one batch.
-        batch_size: examples per forward pass.
+        batch_size: examples per forward pass; None until the first model has decided it, if it was not given.
         dtype: the autocast dtype, or None.
         share_first_layer: whether ``scan_line`` may skip the first layer between the ends; see ``isthmus.path.shared``.
     """
@@ -94,8 +96,7 @@ class Evaluator:
             metrics: names out of "loss" and "accuracy", or a mapping from any name to a function. A function takes the
                 outputs and targets of a batch of k samples and returns values of shape (k, ...), of which those beyond
                 the first axis are averaged per sample, or their mean over the batch as a 0-dim tensor.
-            batch_size: examples per forward pass; by default 512 on the CPU and 2048 elsewhere. It does not change what
-                is computed, only rounding.
+            batch_size: examples per forward pass, which changes nothing but rounding; see ``fit_batch_size``.
             device: where the data lies and models are expected; by default where the inputs are.
             dtype: run models under autocast to this dtype (``torch.bfloat16``); by default in the model's own.
             memory_format: of the inputs, ``torch.channels_last`` for example.
@@ -108,9 +109,7 @@ class Evaluator:
         if memory_format is not None:
             inputs = inputs.contiguous(memory_format=memory_format)
         device = inputs.device if device is None else torch.device(device)
-        if batch_size is None:
-            batch_size = CPU_BATCH_SIZE if device.type == "cpu" else GPU_BATCH_SIZE
-        if batch_size < 1:
+        if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size of an Evaluator must be at least 1, got {batch_size}.")
         self.inputs = inputs.to(device)
         self.targets = targets.to(device)
@@ -133,10 +132,9 @@ class Evaluator:
         Raises:
             InputError: the model is on another device, writes into its input, or a metric returns a wrong shape.
         """
+        batch_size = self.fit_batch_size(model)
         with self._inference(model):
-            batches = zip(
-                torch.split(self.inputs, self.batch_size), torch.split(self.targets, self.batch_size), strict=True
-            )
+            batches = zip(torch.split(self.inputs, batch_size), torch.split(self.targets, batch_size), strict=True)
             return self._mean((self._forward(model, inputs), targets) for inputs, targets in batches)
 
     def outputs(self, model: nn.Module) -> Tensor:
@@ -145,16 +143,27 @@ class Evaluator:
         Raises:
             InputError: the model is on another device or writes into its input.
         """
+        batch_size = self.fit_batch_size(model)
         with self._inference(model):
-            return torch.cat([self._forward(model, inputs) for inputs in torch.split(self.inputs, self.batch_size)])
+            return torch.cat([self._forward(model, inputs) for inputs in torch.split(self.inputs, batch_size)])
 
     def score(self, outputs: Tensor) -> dict[str, float]:
         """The metrics of outputs that are known already, as ``outputs(model)`` returns them."""
         with torch.inference_mode():
-            batches = zip(
-                torch.split(outputs, self.batch_size), torch.split(self.targets, self.batch_size), strict=True
-            )
-            return self._mean(batches)
+            return self._mean([(outputs, self.targets)])
+
+    def fit_batch_size(self, model: nn.Module) -> int:
+        """The batch size; if none was given, decide it now, for good, by this model.
+
+        It is the power of two from 16 to 1024 with which no submodule returns more than 8 MiB, or 64 MiB on a GPU. That
+        takes one forward pass of two samples.
+        """
+        if self.batch_size is None:
+            budget = CPU_ACTIVATION_BYTES if self.device.type == "cpu" else GPU_ACTIVATION_BYTES
+            with self._inference(model):
+                fitting = max(1, int(budget / _activation_bytes(model, self.inputs[:2])))
+            self.batch_size = min(MAX_BATCH_SIZE, max(MIN_BATCH_SIZE, 1 << fitting.bit_length() - 1))
+        return self.batch_size
 
     @contextmanager
     def _inference(self, model: nn.Module) -> Iterator[None]:
@@ -193,6 +202,11 @@ class Evaluator:
         return dict(zip(self.metrics, (total / len(self)).tolist(), strict=True))
 
 
+def is_compiled(model: nn.Module) -> bool:
+    """Whether ``model`` or a part of it runs as compiled by ``torch.compile``, which hooks and patches would upset."""
+    return any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in model.modules())
+
+
 def materialise(data: Data) -> tuple[Tensor, Tensor]:
     """Inputs and targets of all examples as two tensors.
 
@@ -225,6 +239,24 @@ def materialise(data: Data) -> tuple[Tensor, Tensor]:
         )
     with torch.inference_mode(False):  # an inference tensor has no version counter to notice writes by
         return inputs.clone() if inputs.is_inference() else inputs, targets
+
+
+def _activation_bytes(model: nn.Module, inputs: Tensor) -> float:
+    """Bytes per sample of the largest tensor among ``inputs`` and the outputs of the submodules."""
+    largest = inputs.nbytes
+
+    def hook(_module: nn.Module, _inputs: object, output: object) -> None:
+        nonlocal largest
+        if isinstance(output, Tensor):
+            largest = max(largest, output.nbytes)
+
+    handles = [] if is_compiled(model) else [module.register_forward_hook(hook) for module in model.modules()]
+    try:
+        model(inputs)
+    finally:
+        for handle in handles:
+            handle.remove()
+    return max(1, largest) / len(inputs)
 
 
 def _transpose(items: list[object], join: Callable[[list[Any]], object]) -> tuple[object, object]:

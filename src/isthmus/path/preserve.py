@@ -17,7 +17,7 @@ from isthmus.norms import preserved_modes
 def preserved_random_states() -> Iterator[None]:
     """Give Python, numpy and torch (CPU and, where initialised, every GPU) their global random states back."""
     python, numpy, cpu = random.getstate(), np.random.get_state(), torch.get_rng_state()
-    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []  # type: ignore[no-untyped-call]
+    gpus = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else []
     try:
         yield
     finally:

@@ -83,6 +83,7 @@ class Scan:
         sharing: AbstractContextManager[None] = nullcontext()
         if shared is not None:
             sharing = shared.combine(alpha) if alpha == MIDPOINT else shared.record(end=int(alpha))
+        evaluator.fit_batch_size(self.model)  # its forward pass is none of those recorded and captured below
         watched = self.layer if alpha != MIDPOINT else None
         with sharing, _captured(watched, min(len(evaluator), CKA_SAMPLES)) as features:
             outputs = evaluator.outputs(self.model)

@@ -22,6 +22,8 @@ from functools import partial
 import torch
 from torch import Tensor, nn
 
+from .evaluate import is_compiled
+
 AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
 MIN_FAN_IN = 128  # below about 50 products per output, combining two remembered outputs costs as much as computing one
 MEMORY_LIMIT = 2**29  # bytes of remembered outputs; what comes after is computed
@@ -34,8 +36,7 @@ class SharedLayers:
 
     def __init__(self, model: nn.Module, resident: Iterable[Tensor]) -> None:
         """Find the affine layers of ``model``; ``resident`` are the tensors whose views are remembered."""
-        compiled = any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in model.modules())
-        self._layers = [] if compiled else [layer for layer in model.modules() if _is_affine(layer)]
+        self._layers = [] if is_compiled(model) else [layer for layer in model.modules() if _is_affine(layer)]
         self._storages = {tensor.untyped_storage().data_ptr() for tensor in resident}
         self._ends: tuple[dict[object, Tensor], dict[object, Tensor]] = ({}, {})
         self._room = MEMORY_LIMIT

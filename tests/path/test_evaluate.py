@@ -1,0 +1,197 @@
+"""Evaluation on resident data."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+from torch import nn
+from torch.utils.data import DataLoader, IterableDataset, TensorDataset
+
+from isthmus.errors import InputError
+from isthmus.path import Evaluator, accuracy, cross_entropy
+
+INPUTS = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0], [5.0, 5.5], [1.0, -1.0]])
+TARGETS = torch.tensor([0, 1, 1, 0, 1])
+
+
+class Stream(IterableDataset):
+    def __iter__(self):
+        return iter(zip(INPUTS, TARGETS, strict=True))
+
+
+def expected_loss() -> float:
+    chosen = [math.exp(x[y]) / sum(math.exp(v) for v in x) for x, y in zip(INPUTS.tolist(), TARGETS, strict=True)]
+    return -sum(map(math.log, chosen)) / len(chosen)
+
+
+@pytest.mark.parametrize("batch_size", [None, 1, 2, 3, 5, 100])
+def test_means_are_over_samples_whatever_the_batches(batch_size):
+    found = Evaluator((INPUTS, TARGETS), batch_size=batch_size)(nn.Identity())
+    assert found["loss"] == pytest.approx(expected_loss(), rel=1e-6)
+    assert found["accuracy"] == 2 / 5  # of equal logits the first wins
+
+
+@pytest.mark.parametrize("kind", ["tensors", "dataset", "loader"])
+def test_every_kind_of_data_is_the_same_data(kind):
+    dataset = TensorDataset(INPUTS, TARGETS)
+    loader = DataLoader(dataset, batch_size=2)
+    evaluator = Evaluator({"tensors": (INPUTS, TARGETS), "dataset": dataset, "loader": loader}[kind])
+    assert torch.equal(evaluator.inputs, INPUTS)
+    assert torch.equal(evaluator.targets, TARGETS)
+    assert len(evaluator) == 5
+
+
+def test_items_with_plain_numbers_are_collated():
+    class Items(torch.utils.data.Dataset):
+        def __len__(self):
+            return 5
+
+        def __getitem__(self, index):
+            return INPUTS[index], int(TARGETS[index])
+
+    assert torch.equal(Evaluator(Items()).targets, TARGETS)
+
+
+def test_a_shuffling_loader_is_drawn_from_once():
+    loader = DataLoader(TensorDataset(INPUTS, TARGETS), batch_size=2, shuffle=True)
+    evaluator = Evaluator(loader)
+    first = evaluator.outputs(nn.Identity())
+    assert torch.equal(evaluator.outputs(nn.Identity()), first)
+    assert sorted(map(tuple, first.tolist())) == sorted(map(tuple, INPUTS.tolist()))
+
+
+def test_score_of_outputs_is_the_evaluation():
+    evaluator = Evaluator((INPUTS, TARGETS), batch_size=2)
+    model = nn.Linear(2, 3)
+    assert evaluator.score(evaluator.outputs(model)) == pytest.approx(evaluator(model), rel=1e-6)
+
+
+def test_own_metrics_per_sample_or_as_a_batch_mean():
+    metrics = {
+        "per_sample": lambda outputs, targets: outputs[:, 0],
+        "batch_mean": lambda outputs, targets: outputs[:, 0].mean(),
+        "per_element": lambda outputs, targets: outputs,
+    }
+    found = Evaluator((INPUTS, TARGETS), metrics=metrics, batch_size=2)(nn.Identity())
+    assert found["per_sample"] == found["batch_mean"] == pytest.approx(8 / 5)
+    assert found["per_element"] == pytest.approx(INPUTS.double().mean().item())
+
+
+def test_own_loss_takes_the_place_of_cross_entropy():
+    evaluator = Evaluator((INPUTS, INPUTS + 2), loss=nn.functional.mse_loss, metrics=["loss"], batch_size=2)
+    assert evaluator(nn.Identity()) == {"loss": pytest.approx(4)}
+
+
+def test_sums_are_float64():
+    # In float32 a running sum of 2^24 would swallow each further 1.
+    losses = torch.cat([torch.tensor([2.0**24]), torch.ones(1000)])
+    evaluator = Evaluator((losses, losses), metrics={"loss": lambda o, t: o}, batch_size=1)
+    assert evaluator(nn.Identity())["loss"] == (2**24 + 1000) / 1001
+
+
+def test_nan_outputs_give_nan_loss_and_are_not_correct():
+    outputs = torch.tensor([[math.nan, 0.0], [1.0, 0.0]])
+    assert accuracy(outputs, torch.tensor([0, 0])).tolist() == [False, True]
+    assert math.isnan(Evaluator((outputs, torch.tensor([0, 0])))(nn.Identity())["loss"])
+
+
+def test_dense_predictions_average_per_sample():
+    logits = torch.zeros(2, 3, 4)
+    logits[0, 1] = 1
+    found = Evaluator((logits, torch.ones(2, 4, dtype=torch.long)))(nn.Identity())
+    assert found["accuracy"] == 0.5
+    losses = cross_entropy(logits, torch.ones(2, 4, dtype=torch.long))
+    assert losses.shape == (2, 4)
+    assert found["loss"] == pytest.approx(losses.double().mean().item())
+
+
+def test_models_run_in_evaluation_mode_and_have_their_modes_back():
+    model = nn.Sequential(nn.Dropout(0.9), nn.BatchNorm1d(2))
+    model[1].eval()
+    evaluator = Evaluator((INPUTS, TARGETS))
+    assert torch.equal(evaluator.outputs(model), model[1](INPUTS))
+    assert (model.training, model[0].training, model[1].training) == (True, True, False)
+    assert model[1].num_batches_tracked == 0
+
+
+def test_autocast():
+    model = nn.Linear(2, 2)
+    seen = []
+    model.register_forward_hook(lambda module, inputs, output: seen.append(output.dtype))
+    outputs = Evaluator((INPUTS, TARGETS), dtype=torch.bfloat16).outputs(model)
+    assert set(seen) == {torch.bfloat16}
+    assert outputs.dtype == torch.float32
+    torch.testing.assert_close(outputs, model(INPUTS), rtol=0.03, atol=0.03)
+
+
+def test_memory_format():
+    evaluator = Evaluator((torch.zeros(2, 3, 4, 4), torch.zeros(2)), memory_format=torch.channels_last)
+    assert evaluator.inputs.is_contiguous(memory_format=torch.channels_last)
+
+
+def test_batch_size_fits_activations():
+    wide = nn.Linear(2, 2**16)  # 256 KiB a sample: 32 of them are 8 MiB
+    evaluator = Evaluator((INPUTS, TARGETS))
+    assert evaluator.batch_size is None
+    assert evaluator.fit_batch_size(nn.Sequential(wide, nn.Linear(2**16, 2))) == 32
+    assert evaluator.fit_batch_size(nn.Identity()) == 32  # decided for good
+    assert Evaluator((INPUTS, TARGETS)).fit_batch_size(nn.Identity()) == 1024
+    assert not wide._forward_hooks
+
+
+def test_inference_tensors_are_data_like_any_other():
+    with torch.inference_mode():
+        inputs = INPUTS.clone()
+    assert Evaluator((inputs, TARGETS))(nn.Identity())["accuracy"] == 2 / 5
+
+
+def test_a_model_that_writes_into_its_input_is_refused():
+    with pytest.raises(InputError, match="writes into its input"):
+        Evaluator((INPUTS.clone(), TARGETS))(nn.ReLU(inplace=True))
+
+
+@pytest.mark.parametrize(
+    ("data", "message"),
+    [
+        ((INPUTS, TARGETS[:3]), "as many inputs as targets"),
+        ((INPUTS[:0], TARGETS[:0]), "at least one"),
+        (TensorDataset(INPUTS), "1 parts"),
+        (DataLoader(TensorDataset(INPUTS, TARGETS, TARGETS)), "3 parts"),
+        (INPUTS, "a Tensor"),
+        (([1.0], [2.0]), "as tensors"),
+        (TensorDataset(INPUTS[:0], TARGETS[:0]), "no example"),
+        (Stream(), "no length"),
+    ],
+)
+def test_bad_data_is_named(data, message):
+    with pytest.raises(InputError, match=message):
+        Evaluator(data)
+
+
+def test_bad_options_are_named():
+    with pytest.raises(InputError, match="batch_size"):
+        Evaluator((INPUTS, TARGETS), batch_size=0)
+    with pytest.raises(InputError, match="'precision'; known by name are loss, accuracy"):
+        Evaluator((INPUTS, TARGETS), metrics=["loss", "precision"])
+    with pytest.raises(InputError, match="at least one metric"):
+        Evaluator((INPUTS, TARGETS), metrics=[])
+    with pytest.raises(InputError, match=r"'odd' returned shape \(2,\)"):
+        Evaluator((INPUTS, TARGETS), metrics={"odd": lambda o, t: o[0]})(nn.Identity())
+
+
+def test_models_that_do_not_return_one_tensor_are_named():
+    class Two(nn.Module):
+        def forward(self, x):
+            return x, x
+
+    with pytest.raises(InputError, match="a tuple"):
+        Evaluator((INPUTS, TARGETS))(Two())
+    with pytest.raises(InputError, match=r"shape \(10,\) for 5 inputs"):
+        Evaluator((INPUTS, TARGETS))(nn.Flatten(0))
+
+
+def test_another_device_is_named():
+    with pytest.raises(InputError, match="device='meta'"):
+        Evaluator((INPUTS, TARGETS))(nn.Linear(2, 2, device="meta"))
