@@ -1,0 +1,125 @@
+"""The first layer between the ends: answered from memory, and only where that is right."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+from torch.nn.utils import parametrizations
+
+from isthmus.path import Evaluator, scan_line, shared
+
+WIDTH = 160
+
+
+def data() -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(0)
+    return torch.randn(90, 1, 8, 20, generator=generator), torch.randint(4, (90,), generator=generator)
+
+
+class Branches(nn.Module):
+    """Reads halves of its input by two layers, one of them twice, the second time behind a parameter."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.scale = nn.Linear(160, 4), nn.Linear(160, 4), nn.Parameter(torch.rand(1))
+        self.head = nn.Linear(160, 4)
+
+    def forward(self, x):
+        x = x.flatten(1)
+        return self.left(x) * self.right(x) + self.left(self.scale * x) + self.head(self.head.weight[:1] * x)
+
+
+def sequential(first: nn.Module, *rest: nn.Module) -> nn.Sequential:
+    return nn.Sequential(first, *rest, nn.Flatten(), nn.LazyLinear(4))
+
+
+MODELS = {
+    "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, 4)),
+    "convolution": lambda: sequential(nn.Conv2d(1, 6, (8, 16)), nn.ReLU()),
+    "branches": Branches,
+    "without bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, 8, bias=False), nn.Tanh(), nn.Linear(8, 4)),
+}
+UNSHARED = {
+    "behind a parameter": lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4)),
+    "low fan-in": lambda: sequential(nn.Conv2d(1, 6, 3), nn.ReLU()),
+    "weight norm": lambda: nn.Sequential(nn.Flatten(), parametrizations.weight_norm(nn.Linear(WIDTH, 4))),
+    "old weight norm": lambda: nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(WIDTH, 4))),
+    "subclass": lambda: nn.Sequential(nn.Flatten(), type("Own", (nn.Linear,), {})(WIDTH, 4)),
+    "compiled": lambda: torch.compile(nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, 4)), backend="eager"),
+}
+
+
+def three(make) -> list[nn.Module]:
+    models = []
+    for seed in range(3):
+        torch.manual_seed(seed)
+        models.append(make())
+        with torch.no_grad():
+            models[-1](data()[0][:2])  # gives lazy layers their shapes
+    return models
+
+
+def scan(models: list[nn.Module], *, share: bool, **options):
+    evaluator = Evaluator(data(), batch_size=32, share_first_layer=share, **options)
+    return scan_line(*models, evaluator, 11)
+
+
+def layer_of(result) -> str:
+    return result.choices["splits"]["data"]["first_layer"]
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_sharing_changes_rounding_alone(name):
+    models = three(MODELS[name])
+    with_sharing, without = scan(models, share=True), scan(models, share=False)
+    assert (layer_of(with_sharing), layer_of(without)) == ("shared", "computed")
+    loss, expected = with_sharing.values["data"]["loss"], without.values["data"]["loss"]
+    np.testing.assert_allclose(loss, expected, rtol=2e-6)
+    assert (loss[0], loss[-1]) == (expected[0], expected[-1])  # ends are computed in full
+
+
+@pytest.mark.filterwarnings("ignore:.*weight_norm.*:FutureWarning")
+@pytest.mark.parametrize("name", UNSHARED)
+def test_what_cannot_be_shared_is_computed(name):
+    models = three(UNSHARED[name])
+    with_sharing, without = scan(models, share=True), scan(models, share=False)
+    assert layer_of(with_sharing) == "computed"
+    assert np.array_equal(with_sharing.values["data"]["loss"], without.values["data"]["loss"])
+
+
+def test_autocast_is_never_shared():
+    assert layer_of(scan(three(MODELS["mlp"]), share=True, dtype=torch.bfloat16)) == "computed"
+
+
+def test_matrix_products_are_saved(monkeypatch):
+    models, calls, forward = three(MODELS["mlp"]), [], nn.Linear.forward
+
+    def counting(layer, inputs):
+        calls.append(layer.in_features)
+        return forward(layer, inputs)
+
+    monkeypatch.setattr(nn.Linear, "forward", counting)
+    scan(models, share=True)
+    assert calls.count(WIDTH) == 3 * 2  # three batches at each end
+    assert calls.count(32) == 3 * 11
+
+
+def test_memory_limit_ends_recording(monkeypatch):
+    monkeypatch.setattr(shared, "MEMORY_LIMIT", 32 * 32 * 4 * 3)  # A takes all of it, B none
+    models = three(MODELS["mlp"])
+    limited = scan(models, share=True)
+    assert layer_of(limited) == "computed"
+    monkeypatch.setattr(shared, "MEMORY_LIMIT", 32 * 32 * 4 * 4)  # all of A and the first batch of B
+    partly = scan(models, share=True)
+    assert layer_of(partly) == "shared"
+    expected = scan(models, share=False).values["data"]["loss"]
+    assert np.array_equal(limited.values["data"]["loss"], expected)
+    np.testing.assert_allclose(partly.values["data"]["loss"], expected, rtol=2e-6)
+
+
+def test_layers_have_their_own_forward_back():
+    models = three(MODELS["mlp"])
+    scan(models, share=True)
+    assert all("forward" not in layer.__dict__ for model in models for layer in model.modules())
