@@ -157,6 +157,12 @@ def test_subset_takes_the_first_examples() -> None:
         data.subset(train=7)
 
 
+@pytest.mark.parametrize("device", ["gpu", "cuda:99"])
+def test_device_that_is_not_there(device: str) -> None:
+    with pytest.raises(InputError, match=f"made up cannot go to the device '{device}'"):
+        made_up().to(device)
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -131,6 +131,30 @@ def test_divergence_is_recorded(digits: Data) -> None:
     assert pair.b is None
 
 
+def test_history_of_a_phase_that_stopped_within_a_window(digits: Data) -> None:
+    # the loss is looked at after 128 steps, which are 18 whole windows of 7
+    config = replace(CONFIG, steps=200, branch_step=0, lr=1e30, model_options={"norm": "none"}, record_every=7)
+    pair = train_pair(config, data=digits)
+    assert pair.status == "diverged"
+    assert pair.steps == {"trunk": 0, "a": 128}
+    assert {len(column) for column in pair.history["a"].values()} == {18}
+    assert {len(column) for column in pair.history["trunk"].values()} == {0}
+
+
+def test_model_without_matrices_has_no_effective_learning_rate(digits: Data) -> None:
+    class Scales(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.ones(10))
+
+        def forward(self, images: torch.Tensor) -> torch.Tensor:
+            return images.flatten(1)[:, :10] * self.scale
+
+    history = train_pair(CONFIG, model=lambda data: Scales(), data=digits).history["a"]
+    assert set(history["weight_norm_squared"]) == {0.0}
+    assert set(history["effective_lr"]) == {float("inf")}
+
+
 def test_saved_pair_comes_back(digits: Data, tmp_path: Path) -> None:
     pair = train_pair(replace(CONFIG, anneal_steps=2, ema_decay=0.9), data=digits)
     pair.save(tmp_path / "deep" / "pair")

@@ -78,8 +78,17 @@ class Data:
         return self.train_x.device
 
     def to(self, device: torch.device | str) -> Data:
-        """The same data on ``device``."""
-        return self._map({part: (x.to(device), y.to(device)) for part, (x, y) in self.parts.items()})
+        """The same data on ``device``.
+
+        Raises:
+            InputError: torch knows no such device, or it is not there, or has no room.
+        """
+        try:
+            return self._map({part: (x.to(device), y.to(device)) for part, (x, y) in self.parts.items()})
+        except (RuntimeError, AssertionError) as error:  # torch without CUDA asserts
+            raise InputError(
+                f"{self.name} cannot go to the device {str(device)!r}: {error}. Choose 'cpu', or a GPU that torch sees."
+            ) from error
 
     def subset(self, *, train: int | None = None, val: int | None = None, test: int | None = None) -> Data:
         """The first ``train``, ``val`` and ``test`` examples of each part; None takes all.

@@ -15,9 +15,9 @@ from isthmus.errors import InputError
 
 from .config import TrainConfig
 from .data import Data
-from .loop import FlatParameters, dropout_seed
+from .loop import FlatParameters
 from .noise import NoiseScale
-from .seeds import derived_seed, generator
+from .seeds import generator, global_seed
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def gradient_noise(
     draws = generator(seed, "gradient noise/augmentation", device=data.device)
     sums = [torch.zeros_like(value, dtype=torch.float64) for value in parameters.values]
     squares = torch.zeros((), dtype=torch.float64, device=data.device)
-    with torch.enable_grad(), dropout_seed(derived_seed(seed, "gradient noise/dropout"), data.device):
+    with torch.enable_grad(), global_seed(seed, "gradient noise/dropout", data.device):
         for _ in range(batches):
             rows = torch.randint(len(data.train_x), (config.batch_size,), generator=order).to(data.device)
             parameters.zero_grad()

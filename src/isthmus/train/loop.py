@@ -9,8 +9,7 @@ from __future__ import annotations
 
 import copy
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -25,7 +24,7 @@ from .batches import Batches
 from .config import TrainConfig
 from .data import Data
 from .schedules import Schedule
-from .seeds import derived_seed
+from .seeds import global_seed
 
 COLUMNS = ("step", "loss", "lr", "weight_norm_squared", "effective_lr")
 
@@ -168,14 +167,14 @@ class Trainer:
         norms: list[Tensor] = []
         finite = True
         self.model.train()
-        with torch.enable_grad(), dropout_seed(derived_seed(config.seed, f"dropout/{purpose}"), self._data.device):
+        with torch.enable_grad(), global_seed(config.seed, f"dropout/{purpose}", self._data.device):
             for chunk in batches.chunks(len(steps)):
                 for inputs, labels in chunk:
                     losses.append(self._step(inputs, labels, schedule(steps[len(losses)])))
                     if average is not None:
                         average.update()
                     if len(losses) % config.record_every == 0 or len(losses) == len(steps):
-                        norms.append(torch.stack(torch._foreach_norm(self._weights)).square().sum())
+                        norms.append(self._weight_norm_squared())
                 finite = bool(torch.stack(losses[-len(chunk) :]).isfinite().all())
                 if progress is not None:
                     progress(len(chunk))
@@ -199,22 +198,26 @@ class Trainer:
         self._optimizer.step()
         return loss.detach()
 
+    def _weight_norm_squared(self) -> Tensor:
+        """‖θ‖² over the parameters of two or more dimensions."""
+        return sum((weight.square().sum() for weight in self._weights), start=torch.zeros((), device=self._data.device))
+
     def _history(
         self, losses: list[Tensor], norms: list[Tensor], schedule: Schedule, steps: range
     ) -> dict[str, list[float]]:
-        if not norms:
-            return {column: [] for column in COLUMNS}
         every = self._config.record_every
         done = [min(every * (record + 1), len(losses)) for record in range(len(norms))]
-        means = [chunk.mean() for chunk in torch.split(torch.stack(losses).double(), every)]
-        rates = [schedule(steps[count - 1]) for count in done]
-        squares = torch.stack(norms).tolist()
+        if not done:
+            return {column: [] for column in COLUMNS}
+        windows = torch.split(torch.stack(losses[: done[-1]]).double(), every)
+        rates = torch.tensor([schedule(steps[count - 1]) for count in done], dtype=torch.float64)
+        squares = torch.stack(norms).double().cpu()
         columns = (
             [float(steps[count - 1] + 1) for count in done],
-            torch.stack(means).tolist(),
-            rates,
-            squares,
-            [rate / square for rate, square in zip(rates, squares, strict=True)],
+            torch.stack([window.mean() for window in windows]).tolist(),
+            rates.tolist(),
+            squares.tolist(),
+            (rates / squares).tolist(),
         )
         return dict(zip(COLUMNS, columns, strict=True))
 
@@ -232,11 +235,3 @@ def _optimizer(parameters: list[nn.Parameter], config: TrainConfig) -> torch.opt
         weight_decay=config.weight_decay,
         fused=True,
     )
-
-
-@contextmanager
-def dropout_seed(seed: int, device: torch.device) -> Iterator[None]:
-    """Seed torch's global random state, which dropout draws from, and put it back afterwards."""
-    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        torch.manual_seed(seed)
-        yield

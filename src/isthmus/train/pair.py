@@ -20,7 +20,7 @@ from .data import Data, load_data
 from .loop import MovingAverage, Phase, Trainer
 from .models import build_model
 from .schedules import annealing, schedule
-from .seeds import derived_seed
+from .seeds import global_seed
 
 State = dict[str, Tensor]
 Progress = Callable[[int, int], None]
@@ -227,8 +227,7 @@ class _PairRun:
 
     def _trainer(self, purpose: str) -> Trainer:
         """A trainer of a model with fresh weights, drawn on the CPU so that they are the same on every device."""
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(derived_seed(self._config.seed, f"weights/{purpose}"))
+        with global_seed(self._config.seed, f"weights/{purpose}", torch.device("cpu")):
             model = self._model(self._data)
         return Trainer(model.to(self._data.device), self._data, self._config)
 

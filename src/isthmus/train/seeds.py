@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -15,3 +17,19 @@ def generator(seed: int, purpose: str, *, device: torch.device | str = "cpu") ->
 def derived_seed(seed: int, purpose: str) -> int:
     """A 63-bit seed from SHA-256 of the seed and the purpose."""
     return int.from_bytes(hashlib.sha256(f"{seed}/{purpose}".encode()).digest()[:8], "little") >> 1
+
+
+@contextmanager
+def global_seed(seed: int, purpose: str, device: torch.device) -> Iterator[None]:
+    """Seed torch's global random state of the CPU and of ``device``, and put it back afterwards.
+
+    Initial weights and dropout draw from it.
+    """
+    cuda = device.type == "cuda"
+    with torch.random.fork_rng(devices=[device] if cuda else []):
+        # torch.manual_seed would seed every GPU, and only what was forked comes back
+        torch.default_generator.manual_seed(derived_seed(seed, purpose))
+        if cuda:
+            with torch.cuda.device(device):
+                torch.cuda.manual_seed(derived_seed(seed, purpose))
+        yield
