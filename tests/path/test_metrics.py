@@ -54,6 +54,10 @@ def test_a_score_is_a_negated_loss(values):
         assert function(loss[1], ends) == turned
 
 
+def test_no_barrier_is_a_positive_zero():
+    assert math.copysign(1, metrics.linear_barrier(ALPHAS, [0.5] * 5, (0.5, 0.5), higher_is_better=True).height) == 1
+
+
 def test_nan_is_not_hidden():
     losses = [1.0, math.nan, 3.0, 2.5, 2.0]
     assert all(math.isnan(part) for part in metrics.barrier(ALPHAS, losses, ENDS))

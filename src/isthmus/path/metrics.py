@@ -176,7 +176,7 @@ def linear_cka(x: Tensor, y: Tensor) -> float:
 
 
 def _peak(alphas: ArrayLike, excess: Array, higher_is_better: bool) -> Peak:
-    worsening = -excess if higher_is_better else excess
+    worsening = 0.0 - excess if higher_is_better else excess  # 0 - 0 is 0, not -0
     if np.isnan(worsening).any():
         return Peak(math.nan, math.nan)
     highest = int(np.argmax(worsening))
