@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 # Keep idle threads asleep: on a busy machine, threads that spin while they wait spoil every timing.
-BENCH := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest benchmarks --benchmark-storage=.benchmarks
+BENCH := OMP_WAIT_POLICY=passive $(BIN)/python -m pytest benchmarks -o python_files="bench_*.py" -o python_functions="bench_*" --benchmark-storage=.benchmarks
 
 .PHONY: demo test test-slow test-floor lint format bench bench-compare wheel wheel-check sanitize clean
 

@@ -1,0 +1,1 @@
+"""Speed, measured: pytest-benchmark suites, each case a ratio to a peer or to the copy bandwidth of the same run."""
