@@ -1,7 +1,7 @@
 """Compare the last two stored runs of this machine: ``python -m benchmarks.compare STORAGE``.
 
-Times of a shared machine drift, so what is compared are the figures that each run measured against something in the same
-run: the ratio to the copy bandwidth and the speedups over peers. The exit status is 1 if any fell by more than 15 %.
+Times of a shared machine drift, so what is compared are the figures that a run measured against something in itself:
+the ratio to the copy bandwidth and the speedups over peers. The exit status is 1 if any fell by more than 15 %.
 """
 
 from __future__ import annotations

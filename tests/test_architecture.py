@@ -32,6 +32,7 @@ ALLOWED = {
     "path": {"merge", "ops", "flat", "norms", "io"},
     "train": {"path", "merge", "ops", "flat", "norms", "io"},
     "cli": {"train", "path", "merge", "ops", "flat", "norms", "io", "_dispatch"},
+    "__main__": {"cli"},
     "__init__": {"ops", "merge", "flat", "path", "train"},
 }
 

@@ -64,8 +64,9 @@ def example_gains(correct: ArrayLike) -> NDArray[np.float64]:
             "correct must be booleans of shape (3, examples) for a, merged and b, "
             f"got {array.dtype} of shape {array.shape}."
         )
-    a, merged, b = array.astype(np.float64)
-    return merged - (a + b) / 2
+    a, merged, b = np.asarray(correct, dtype=np.float64)
+    gain: NDArray[np.float64] = merged - (a + b) / 2
+    return gain
 
 
 def median(values: ArrayLike) -> NDArray[np.float64]:

@@ -1,0 +1,7 @@
+"""``python -m isthmus`` is the command ``isthmus``."""
+
+from __future__ import annotations
+
+from isthmus.cli import main
+
+main()
