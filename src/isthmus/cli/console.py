@@ -12,6 +12,7 @@ from typing import Any
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
 
 from isthmus.errors import InputError, IsthmusError
 from isthmus.train.report import summarise, table, write_report
@@ -43,7 +44,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
 
 
 def progress_bar() -> Progress:
-    """A bar with counts, time so far and time left, on standard error; one final line where that is no terminal."""
+    """A bar with counts, time so far and time left, on standard error where that is a terminal; it goes when done."""
     return Progress(
         TextColumn("{task.description}"),
         BarColumn(),
@@ -52,6 +53,7 @@ def progress_bar() -> Progress:
         TextColumn("left"),
         TimeRemainingColumn(),
         console=Console(stderr=True),
+        transient=True,
         speed_estimate_period=3600,  # pairs take seconds to minutes each: estimate from all of them
     )
 
@@ -78,17 +80,16 @@ def run_and_report(config: SweepConfig, out: Path, *, workers: int | None) -> No
         except KeyboardInterrupt:
             raise KeyboardInterrupt(f"run the same command again to go on; finished pairs are kept in {out}.") from None
     summary = summarise(result)
-    print_table(summary)
+    print_wide(table(summary))
     for path in write_report(summary, out):
         print(path)
 
 
-def print_table(summary: Any) -> None:
-    """Print a sweep's table; a narrow terminal wraps lines, rather than have columns cut."""
-    rows = table(summary)
+def print_wide(table: Table) -> None:
+    """Print a table in full: a terminal too narrow for it wraps lines, rather than have columns cut."""
     console = Console()
-    console.width = max(console.width, Console(width=1000).measure(rows).maximum)
-    console.print(rows)
+    console.width = max(console.width, Console(width=1000).measure(table).maximum)
+    console.print(table)
 
 
 def default_workers(config: SweepConfig) -> int:

@@ -6,11 +6,12 @@ import importlib.metadata
 import platform
 
 import torch
-from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from isthmus import __version__, _dispatch
+
+from .console import print_wide
 
 LAB = ("torchvision", "scikit-learn", "matplotlib", "rich", "typer", "safetensors")
 
@@ -29,9 +30,8 @@ def info() -> None:
     for name in LAB:
         packages.add_row(name, _version(name))
     packages.add_row("GPU", ", ".join(gpus) or "none")
-    console = Console()
-    console.print(backends)
-    console.print(packages)
+    print_wide(backends)
+    print_wide(packages)
 
 
 def _version(package: str) -> str:

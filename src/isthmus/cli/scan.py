@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import torch
 import typer
-from rich.console import Console
+from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from torch import nn
 
@@ -19,7 +19,7 @@ from isthmus.path import Evaluator, PathResult, scan_line
 from isthmus.train import Data, Pair, build_model, load_data
 from isthmus.train.sweep import BN_SAMPLES
 
-from .console import check_device, progress_bar
+from .console import check_device, print_wide, progress_bar
 
 DTYPES = {"f32": None, "bf16": torch.bfloat16, "f16": torch.float16}
 
@@ -118,9 +118,10 @@ def _load(name: str, options: dict[str, Any], root: Path | None, device: str) ->
 
 
 def _print(result: PathResult) -> None:
-    grid = Table("split", "metric", title="The path from a (α = 0) to b (α = 1)", title_justify="left")
-    for header in ("a", "merged", "b", "gain", "over better", "barrier (at α)", "linear barrier"):
-        grid.add_column(header, justify="right")
+    title = "The path from a (α = 0) to b (α = 1), merged at α = ½"
+    grid = Table("split", "metric", title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in ("a", "merged", "b", "gain", "over\nbetter", "barrier\n(at α)", "linear\nbarrier"):
+        grid.add_column(header, justify="right", no_wrap=True)
     for split, metrics in result.summary.items():
         for metric, found in metrics.items():
             values = [found.ends[0], found.merged, found.ends[1]]
@@ -130,15 +131,14 @@ def _print(result: PathResult) -> None:
                 f"{found.barrier:.4f} ({found.barrier_alpha:.2f})",
                 f"{found.linear_barrier:.4f}",
             )
-    console = Console()
-    console.print(grid)
+    print_wide(grid)
     for split, ensemble in result.ensemble.items():
-        console.print(
+        print(
             f"{split}: ensemble of a and b: loss {ensemble['loss']:.4f}, accuracy {ensemble['accuracy']:.4f}; "
             f"they disagree on {100 * result.disagreement[split]:.1f} % of examples."
         )
     distances = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.distances.items())
-    console.print(f"distances: {distances}. BatchNorm statistics: {result.choices['bn']}.")
+    print(f"distances: {distances}. BatchNorm statistics: {result.choices['bn']}.")
 
 
 def _write(result: PathResult, out: Path) -> list[Path]:
