@@ -42,7 +42,7 @@ PRESETS = {
             threads=1,
         ),
         lr=(0.005, 0.02, 0.05, 0.1, 0.2, 0.25, 0.3, 0.35),
-        seconds_per_pair=1.2,
+        seconds_per_pair=1.4,
     ),
     "fashion-mnist": Preset(
         TrainConfig(
@@ -60,7 +60,7 @@ PRESETS = {
             threads=1,
         ),
         lr=(0.001, 0.01, 0.05, 0.1, 0.2, 0.4, 0.6, 0.8),
-        seconds_per_pair=15,
+        seconds_per_pair=20,
     ),
 }
 
