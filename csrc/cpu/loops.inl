@@ -6,6 +6,9 @@
 //   ISTHMUS_F16C    where the set converts float16 in hardware
 //   ISTHMUS_STREAM  the bytes of the widest store that bypasses the caches, or nothing
 
+template <class C>
+constexpr Dtype dtype_of = std::is_same_v<C, double> ? Dtype::f64 : Dtype::f32;
+
 constexpr std::int64_t chunk = 128;  // elements; a multiple of a cache line for every dtype
 constexpr std::size_t group = 8;     // inputs read in step
 constexpr std::int64_t line = 64;    // bytes
@@ -82,10 +85,18 @@ void store(std::uintptr_t address, std::int64_t begin, const C* x, std::int64_t 
     stream_bytes(reinterpret_cast<char*>(out), reinterpret_cast<const char*>(from), n * sizeof(S));
 }
 
-// Work through a range chunk by chunk: rule(begin, n, result) fills result[0..n), which is then stored.
+// Work through a range chunk by chunk: rule(begin, n, result) fills result[0..n), which is then stored. The result is
+// the output itself where that needs no conversion, is not written past the caches, and is not read again by a later
+// group of inputs; being exactly an input, it may then be read and written at one index.
 template <class C, class Rule>
 void for_chunks(const Range& range, Rule rule) {
     const Operand& out = range.output;
+    if (out.dtype == dtype_of<C> && !range.stream && range.width <= group) {
+        C* result = reinterpret_cast<C*>(out.address);
+        for (std::int64_t begin = range.begin; begin < range.end; begin += chunk)
+            rule(begin, std::min(chunk, range.end - begin), result + begin);
+        return;
+    }
     alignas(line) C result[chunk];
     // The first chunk is short where that brings the later ones to the start of a cache line.
     const std::int64_t past = (out.address + range.begin * size_of(out.dtype)) % line / size_of(out.dtype);
@@ -118,28 +129,32 @@ inline void lerp(const Range& range, double weight) {
         alignas(line) C scratch_a[chunk], scratch_b[chunk];
         if (weight == 0 || weight == 1)
             return for_chunks<C>(range, [&](std::int64_t begin, std::int64_t n, C* result) {
-                std::memcpy(result, values(weight == 0 ? first : second, begin, n, scratch_a), n * sizeof(C));
+                std::memmove(result, values(weight == 0 ? first : second, begin, n, scratch_a), n * sizeof(C));
             });
         const bool near_a = weight < 0.5;
         const C w = static_cast<C>(near_a ? weight : 1 - weight);
-        for_chunks<C>(range, [&](std::int64_t begin, std::int64_t n, C* __restrict__ result) {
+        for_chunks<C>(range, [&](std::int64_t begin, std::int64_t n, C* result) {
             const C* a = values(first, begin, n, scratch_a);
             const C* b = values(second, begin, n, scratch_b);
-            if (near_a)
+            if (near_a) {
+#pragma GCC ivdep
                 for (std::int64_t i = 0; i < n; ++i) result[i] = rules::lerp_from_a(a[i], b[i], w);
-            else
+            } else {
+#pragma GCC ivdep
                 for (std::int64_t i = 0; i < n; ++i) result[i] = rules::lerp_from_b(a[i], b[i], w);
+            }
         });
     });
 }
 
 // result = (result +) w[0] x[0] + ... + w[K-1] x[K-1], from the left.
 template <bool Continue, class C, std::size_t... K>
-void fold(C* __restrict__ result, const C* const* x, const C* w, std::int64_t n, std::index_sequence<K...>) {
+void fold(C* result, const C* const* x, const C* w, std::int64_t n, std::index_sequence<K...>) {
     const C* const first = x[0];
     const C w0 = w[0];
-    const C* const next[sizeof...(K) + 1] = {x[K + 1]..., nullptr};
-    const C wn[sizeof...(K) + 1] = {w[K + 1]..., C{}};
+    [[maybe_unused]] const C* const next[sizeof...(K) + 1] = {x[K + 1]..., nullptr};
+    [[maybe_unused]] const C wn[sizeof...(K) + 1] = {w[K + 1]..., C{}};
+#pragma GCC ivdep
     for (std::int64_t i = 0; i < n; ++i) {
         C sum = Continue ? rules::add_scaled(result[i], w0, first[i]) : rules::scaled(w0, first[i]);
         ((sum = rules::add_scaled(sum, wn[K], next[K][i])), ...);
