@@ -54,7 +54,7 @@ wheel-check: wheel
 	cd build && wheel-check/bin/python ../tests/installed.py
 
 # The extension's tests under AddressSanitizer and UndefinedBehaviorSanitizer.
-sanitize: $(VENV)/.test
+sanitize: $(VENV)/.dev
 	tests/sanitize.sh $(abspath $(BIN)/python)
 
 clean:
