@@ -384,10 +384,11 @@ def _new_figure(*, columns: int, heights: tuple[float, float]) -> Figure:
 
 
 def _log_axis(ax: Axes, values: Sequence[float]) -> None:
-    """A log axis with plain numbers at 1, 2 and 5 of each decade, which a range under two decades needs."""
+    """A log axis with plain numbers: at 1, 2 and 5 of each decade, or at 1 and 3 of more than two decades."""
     ticker = optional("matplotlib.ticker", extra="lab", purpose="Drawing figures")
     ax.set_xscale("log")
-    ax.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 2.0, 5.0)))
+    wide = max(values) > 100 * min(values)
+    ax.xaxis.set_major_locator(ticker.LogLocator(subs=(1.0, 3.0) if wide else (1.0, 2.0, 5.0)))
     ax.xaxis.set_major_formatter(ticker.FuncFormatter(lambda value, _: f"{value:g}"))
     ax.xaxis.set_minor_formatter(ticker.NullFormatter())
     ax.set_xlim(min(values) / 1.15, max(values) * 1.15)

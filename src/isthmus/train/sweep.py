@@ -205,8 +205,8 @@ def run_sweep(
     done = len(jobs) - len(todo)
     if progress is not None:
         progress(done, len(jobs))
-    workers = min(workers, max(1, len(todo)))
-    records = _run_here(todo, config) if workers == 1 else _run_in_processes(todo, config, workers)
+    processes = min(workers, len(todo))
+    records = _run_here(todo, config) if processes <= 1 else _run_in_processes(todo, config, processes)
     for record in records:
         found[record.scale, record.pair] = record
         done += 1
