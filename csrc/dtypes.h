@@ -50,7 +50,7 @@ ISTHMUS_RULE float to_float(f16 x) {
 
 ISTHMUS_RULE bf16 to_bf16(float x) {
     const std::uint32_t bits = bit_cast<std::uint32_t>(x);
-    const bool nan = (bits & 0x7fffffff) > 0x7f800000;
+    const bool nan = x != x;
     const std::uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
     return {std::uint16_t(select(nan, bits | 0x400000, rounded) >> 16)};
 }

@@ -4,6 +4,7 @@
 #include <pybind11/stl.h>
 
 #include <functional>
+#include <map>
 #include <numeric>
 #include <optional>
 
@@ -94,16 +95,22 @@ std::optional<DLTensor> plain(PyObject* object) {
     return t;
 }
 
+// A table of tensors, and whether a gradient is recorded for any of its inputs.
+struct TensorTable : cpu::Table {
+    bool requires_grad = false;
+};
+
 // The table of equally long columns of tensors, where each row has one shape, all are plain, and outputs, if any,
 // are as the table demands; else nothing.
-std::optional<cpu::Table> plain_table(const std::vector<py::list>& columns, const std::optional<py::list>& out) {
+std::optional<TensorTable> plain_table(const std::vector<py::list>& columns, const std::optional<py::list>& out) {
     if (torch_types.api == nullptr) return std::nullopt;
     const std::size_t rows = columns[0].size();
     for (const py::list& column : columns)
         if (column.size() != rows) return std::nullopt;
     if (out && out->size() != rows) return std::nullopt;
-    cpu::Table table;
+    TensorTable table;
     table.width = columns.size();
+    const py::str requires_grad = py::reinterpret_steal<py::str>(PyUnicode_InternFromString("requires_grad"));
     for (std::size_t r = 0; r < rows; ++r) {
         std::optional<DLTensor> first;
         const auto add = [&](const py::list& column, std::vector<cpu::Operand>& operands) {
@@ -113,8 +120,10 @@ std::optional<cpu::Table> plain_table(const std::vector<py::list>& columns, cons
             operands.push_back({reinterpret_cast<std::uintptr_t>(t->data), *dtype_of(*t)});
             return t->ndim == first->ndim && std::equal(t->shape, t->shape + t->ndim, first->shape);
         };
-        for (const py::list& column : columns)
+        for (const py::list& column : columns) {
             if (!add(column, table.inputs)) return std::nullopt;
+            table.requires_grad |= column[r].attr(requires_grad).ptr() == Py_True;
+        }
         if (out && !add(*out, table.outputs)) return std::nullopt;
         table.numel.push_back(numel(*first));
     }
@@ -122,8 +131,23 @@ std::optional<cpu::Table> plain_table(const std::vector<py::list>& columns, cons
     return table;
 }
 
+// The places of tensors of one dtype and shape, for each dtype and shape; all tensors are plain.
+std::vector<std::vector<std::size_t>> alike(const py::list& tensors) {
+    std::map<std::pair<Dtype, std::vector<std::int64_t>>, std::size_t> group_of;
+    std::vector<std::vector<std::size_t>> groups;
+    for (std::size_t i = 0; i < tensors.size(); ++i) {
+        const std::optional<DLTensor> t = plain(PyList_GET_ITEM(tensors.ptr(), i));
+        if (!t) throw py::value_error("a tensor is not plain");
+        const auto [place, added] =
+            group_of.try_emplace({*dtype_of(*t), {t->shape, t->shape + t->ndim}}, groups.size());
+        if (added) groups.emplace_back();
+        groups[place->second].push_back(i);
+    }
+    return groups;
+}
+
 // Give a table its outputs: new plain tensors, one for each row.
-void set_outputs(cpu::Table& table, const py::list& out) {
+void set_outputs(TensorTable& table, const py::list& out) {
     table.outputs.clear();
     for (const py::handle tensor : out) {
         const std::optional<DLTensor> t = plain(tensor.ptr());
@@ -133,9 +157,9 @@ void set_outputs(cpu::Table& table, const py::list& out) {
 }
 
 // A table from addresses: per row, one (address, dtype) for each input and then for the output.
-cpu::Table table(const std::vector<std::int64_t>& numel,
-                 const std::vector<std::vector<std::pair<std::uintptr_t, Dtype>>>& rows) {
-    cpu::Table result;
+TensorTable table(const std::vector<std::int64_t>& numel,
+                  const std::vector<std::vector<std::pair<std::uintptr_t, Dtype>>>& rows) {
+    TensorTable result;
     result.width = rows.empty() ? 0 : rows[0].size() - 1;
     result.numel = numel;
     for (const auto& row : rows) {
@@ -155,12 +179,15 @@ PYBIND11_MODULE(_cpu, m) {
         .value("f32", Dtype::f32)
         .value("bf16", Dtype::bf16)
         .value("f16", Dtype::f16);
-    py::class_<cpu::Table>(m, "Table")
+    py::class_<cpu::Table>(m, "Rows");
+    py::class_<TensorTable, cpu::Table>(m, "Table")
+        .def_readonly("requires_grad", &TensorTable::requires_grad)
         .def(py::init(&table), py::arg("numel"), py::arg("rows"))
         .def("set_outputs", &set_outputs, py::arg("out"));
 
     m.def("accept_tensors", &accept_tensors, py::arg("tensor"), py::arg("parameter"), py::arg("exchange_api"));
     m.def("plain_table", &plain_table, py::arg("columns"), py::arg("out"));
+    m.def("alike", &alike, py::arg("tensors"));
     m.def("lerp", &cpu::lerp, py::arg("table"), py::arg("weight"), py::arg("threads"),
           py::call_guard<py::gil_scoped_release>());
     m.def("weighted_sum", &cpu::weighted_sum, py::arg("table"), py::arg("weights"), py::arg("threads"),

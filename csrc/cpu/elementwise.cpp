@@ -2,6 +2,8 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cctype>
+#include <cstdlib>
 
 #if defined(__unix__) || defined(__APPLE__)
 #include <pthread.h>
@@ -14,9 +16,18 @@ namespace isthmus::cpu {
 
 namespace {
 
-constexpr std::int64_t parallel_bytes = 1 << 20;  // below this, waking other threads costs more than it saves
-constexpr std::int64_t stream_bytes = 1 << 24;    // above this, outputs would only push useful data out of the caches
-constexpr std::int64_t grain = 1024;              // elements: threads share no cache line of an output
+constexpr std::int64_t stream_bytes = 1 << 24;  // above this, outputs would only push useful data out of the caches
+constexpr std::int64_t grain = 1024;            // elements: threads share no cache line of an output
+
+// Below so many bytes, calling other threads costs more than they save: far more where idle threads sleep.
+std::int64_t parallel_bytes() {
+    static const std::int64_t bytes = [] {
+        const char* policy = std::getenv("OMP_WAIT_POLICY");
+        const bool asleep = policy != nullptr && std::tolower(static_cast<unsigned char>(*policy)) == 'p';
+        return asleep ? 1 << 22 : 1 << 20;
+    }();
+    return bytes;
+}
 
 std::atomic<bool> forked{false};
 
@@ -59,7 +70,7 @@ void for_ranges(const Table& table, int threads, Body body) {
 }  // namespace
 
 int useful_threads(std::int64_t bytes, int wanted) {
-    return bytes < parallel_bytes || forked.load(std::memory_order_relaxed) ? 1 : wanted;
+    return bytes < parallel_bytes() || forked.load(std::memory_order_relaxed) ? 1 : wanted;
 }
 
 void lerp(const Table& table, double weight, int threads) {

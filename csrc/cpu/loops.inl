@@ -1,15 +1,19 @@
 // The loops, included once per instruction set inside a namespace of its own under that set's target pragma.
 //
-// A range is worked through in chunks small enough for the first-level cache: widen the inputs where they are not of
-// the type C that the rule computes in, apply the rule to all inputs at once (reading them in step is what keeps the
-// memory busy), then narrow and store. Before inclusion define
+// A rule computes in the type C, float or double. Its loops read and write values of a type S: C itself, or bf16 where
+// all tensors of the row are. A range is worked through in chunks small enough for the first-level cache: widen the
+// inputs that are not of type S, apply the rule to all inputs at once (reading them in step is what keeps the memory
+// busy), then narrow and store. Before inclusion define
 //   ISTHMUS_F16C    where the set converts float16 in hardware
 //   ISTHMUS_STREAM  the bytes of the widest store that bypasses the caches, or nothing
 
-template <class C>
-constexpr Dtype dtype_of = std::is_same_v<C, double> ? Dtype::f64 : Dtype::f32;
+template <class S>
+constexpr Dtype dtype_of = std::is_same_v<S, double>  ? Dtype::f64
+                           : std::is_same_v<S, float> ? Dtype::f32
+                           : std::is_same_v<S, bf16>  ? Dtype::bf16
+                                                      : Dtype::f16;
 
-constexpr std::int64_t chunk = 128;  // elements; a multiple of a cache line for every dtype
+constexpr std::int64_t chunk = 512;  // elements; a multiple of a cache line for every dtype
 constexpr std::size_t group = 8;     // inputs read in step
 constexpr std::int64_t line = 64;    // bytes
 
@@ -37,20 +41,17 @@ void narrow_all(S* __restrict__ out, const C* __restrict__ x, std::int64_t n) {
     for (; i < n; ++i) narrow(out[i], x[i]);
 }
 
-// The n values of `operand` from element `begin`, of type C: where they lie, or widened into `scratch`.
-template <class C>
-const C* values(const Operand& operand, std::int64_t begin, std::int64_t n, C* scratch) {
-    if constexpr (std::is_same_v<C, double>) {
-        if (operand.dtype == Dtype::f64) return reinterpret_cast<const double*>(operand.address) + begin;
-    }
-    switch (operand.dtype) {
-        case Dtype::f32:
-            if constexpr (std::is_same_v<C, float>) return reinterpret_cast<const float*>(operand.address) + begin;
-            widen_all<float>(scratch, operand.address, begin, n);
-            break;
-        case Dtype::bf16: widen_all<bf16>(scratch, operand.address, begin, n); break;
-        case Dtype::f16: widen_all<f16>(scratch, operand.address, begin, n); break;
-        case Dtype::f64: break;  // computes in double, returned above
+// The n values of `operand` from element `begin`, of type S: where they lie, or widened into `scratch`.
+template <class S>
+const S* values(const Operand& operand, std::int64_t begin, std::int64_t n, S* scratch) {
+    if (operand.dtype == dtype_of<S>) return reinterpret_cast<const S*>(operand.address) + begin;
+    if constexpr (!std::is_same_v<S, bf16>) {
+        switch (operand.dtype) {
+            case Dtype::f32: widen_all<float>(scratch, operand.address, begin, n); break;
+            case Dtype::bf16: widen_all<bf16>(scratch, operand.address, begin, n); break;
+            case Dtype::f16: widen_all<f16>(scratch, operand.address, begin, n); break;
+            case Dtype::f64: break;  // is computed in double, and returned above
+        }
     }
     return scratch;
 }
@@ -71,33 +72,36 @@ inline void stream_bytes(char* out, const char* x, std::int64_t bytes) {
     std::memcpy(out + i, x + i, bytes - i);
 }
 
-template <class S, class C>
-void store(std::uintptr_t address, std::int64_t begin, const C* x, std::int64_t n, bool stream) {
-    S* out = reinterpret_cast<S*>(address) + begin;
-    if (!stream) return narrow_all(out, x, n);
-    alignas(line) S narrowed[chunk];
-    const S* from = narrowed;
-    if constexpr (std::is_same_v<S, C>) {
-        from = x;
-    } else {
+// Write n results to an output of the type T.
+template <class T, class S>
+void store(std::uintptr_t address, std::int64_t begin, const S* x, std::int64_t n, bool stream) {
+    T* out = reinterpret_cast<T*>(address) + begin;
+    if constexpr (std::is_same_v<T, S>) {
+        if (stream)
+            stream_bytes(reinterpret_cast<char*>(out), reinterpret_cast<const char*>(x), n * sizeof(T));
+        else
+            std::memcpy(out, x, n * sizeof(T));
+    } else if constexpr (!std::is_same_v<S, bf16>) {
+        if (!stream) return narrow_all(out, x, n);
+        alignas(line) T narrowed[chunk];
         narrow_all(narrowed, x, n);
+        stream_bytes(reinterpret_cast<char*>(out), reinterpret_cast<const char*>(narrowed), n * sizeof(T));
     }
-    stream_bytes(reinterpret_cast<char*>(out), reinterpret_cast<const char*>(from), n * sizeof(S));
 }
 
 // Work through a range chunk by chunk: rule(begin, n, result) fills result[0..n), which is then stored. The result is
 // the output itself where that needs no conversion, is not written past the caches, and is not read again by a later
 // group of inputs; being exactly an input, it may then be read and written at one index.
-template <class C, class Rule>
+template <class S, class Rule>
 void for_chunks(const Range& range, Rule rule) {
     const Operand& out = range.output;
-    if (out.dtype == dtype_of<C> && !range.stream && range.width <= group) {
-        C* result = reinterpret_cast<C*>(out.address);
+    if (out.dtype == dtype_of<S> && !range.stream && range.width <= group) {
+        S* result = reinterpret_cast<S*>(out.address);
         for (std::int64_t begin = range.begin; begin < range.end; begin += chunk)
             rule(begin, std::min(chunk, range.end - begin), result + begin);
         return;
     }
-    alignas(line) C result[chunk];
+    alignas(line) S result[chunk];
     // The first chunk is short where that brings the later ones to the start of a cache line.
     const std::int64_t past = (out.address + range.begin * size_of(out.dtype)) % line / size_of(out.dtype);
     bool stream = range.stream && past == 0;
@@ -114,56 +118,70 @@ void for_chunks(const Range& range, Rule rule) {
     }
 }
 
-// Call `body` with a zero of the type that the rule computes in: double where an input is, else float.
+// Call `body` with a value of the type S that its loops read and write and one of the type C that they compute in.
 template <class Body>
-void in_compute_type(const Range& range, Body body) {
-    for (std::size_t k = 0; k < range.width; ++k)
-        if (range.inputs[k].dtype == Dtype::f64) return body(double{});
-    body(float{});
+void with_types(const Range& range, Body body) {
+    bool is_double = false;
+    // One rounding at the end: sums that go on from an earlier group of inputs must not be kept in 16 bits.
+    bool all_bf16 = range.output.dtype == Dtype::bf16 && range.width <= group;
+    for (std::size_t k = 0; k < range.width; ++k) {
+        is_double |= range.inputs[k].dtype == Dtype::f64;
+        all_bf16 &= range.inputs[k].dtype == Dtype::bf16;
+    }
+    if (is_double)
+        body(double{}, double{});
+    else if (all_bf16)
+        body(bf16{}, float{});
+    else
+        body(float{}, float{});
 }
 
 inline void lerp(const Range& range, double weight) {
-    in_compute_type(range, [&](auto zero) {
-        using C = decltype(zero);
+    with_types(range, [&](auto stored, auto computed) {
+        using S = decltype(stored);
+        using C = decltype(computed);
         const Operand &first = range.inputs[0], &second = range.inputs[1];
-        alignas(line) C scratch_a[chunk], scratch_b[chunk];
+        alignas(line) S scratch_a[chunk], scratch_b[chunk];
         if (weight == 0 || weight == 1)
-            return for_chunks<C>(range, [&](std::int64_t begin, std::int64_t n, C* result) {
-                std::memmove(result, values(weight == 0 ? first : second, begin, n, scratch_a), n * sizeof(C));
+            return for_chunks<S>(range, [&](std::int64_t begin, std::int64_t n, S* result) {
+                std::memmove(result, values(weight == 0 ? first : second, begin, n, scratch_a), n * sizeof(S));
             });
         const bool near_a = weight < 0.5;
         const C w = static_cast<C>(near_a ? weight : 1 - weight);
-        for_chunks<C>(range, [&](std::int64_t begin, std::int64_t n, C* result) {
-            const C* a = values(first, begin, n, scratch_a);
-            const C* b = values(second, begin, n, scratch_b);
+        for_chunks<S>(range, [&](std::int64_t begin, std::int64_t n, S* result) {
+            const S* a = values(first, begin, n, scratch_a);
+            const S* b = values(second, begin, n, scratch_b);
             if (near_a) {
 #pragma GCC ivdep
-                for (std::int64_t i = 0; i < n; ++i) result[i] = rules::lerp_from_a(a[i], b[i], w);
+                for (std::int64_t i = 0; i < n; ++i)
+                    narrow(result[i], rules::lerp_from_a(widen<C>(a[i]), widen<C>(b[i]), w));
             } else {
 #pragma GCC ivdep
-                for (std::int64_t i = 0; i < n; ++i) result[i] = rules::lerp_from_b(a[i], b[i], w);
+                for (std::int64_t i = 0; i < n; ++i)
+                    narrow(result[i], rules::lerp_from_b(widen<C>(a[i]), widen<C>(b[i]), w));
             }
         });
     });
 }
 
 // result = (result +) w[0] x[0] + ... + w[K-1] x[K-1], from the left.
-template <bool Continue, class C, std::size_t... K>
-void fold(C* result, const C* const* x, const C* w, std::int64_t n, std::index_sequence<K...>) {
-    const C* const first = x[0];
+template <bool Continue, class S, class C, std::size_t... K>
+void fold(S* result, const S* const* x, const C* w, std::int64_t n, std::index_sequence<K...>) {
+    const S* const first = x[0];
     const C w0 = w[0];
-    [[maybe_unused]] const C* const next[sizeof...(K) + 1] = {x[K + 1]..., nullptr};
+    [[maybe_unused]] const S* const next[sizeof...(K) + 1] = {x[K + 1]..., nullptr};
     [[maybe_unused]] const C wn[sizeof...(K) + 1] = {w[K + 1]..., C{}};
 #pragma GCC ivdep
     for (std::int64_t i = 0; i < n; ++i) {
-        C sum = Continue ? rules::add_scaled(result[i], w0, first[i]) : rules::scaled(w0, first[i]);
-        ((sum = rules::add_scaled(sum, wn[K], next[K][i])), ...);
-        result[i] = sum;
+        const C x0 = widen<C>(first[i]);
+        C sum = Continue ? rules::add_scaled(widen<C>(result[i]), w0, x0) : rules::scaled(w0, x0);
+        ((sum = rules::add_scaled(sum, wn[K], widen<C>(next[K][i]))), ...);
+        narrow(result[i], sum);
     }
 }
 
-template <bool Continue, class C>
-void fold_group(C* result, const C* const* x, const C* w, std::size_t inputs, std::int64_t n) {
+template <bool Continue, class S, class C>
+void fold_group(S* result, const S* const* x, const C* w, std::size_t inputs, std::int64_t n) {
     static_assert(group == 8);
     switch (inputs) {
         case 1: return fold<Continue>(result, x, w, n, std::make_index_sequence<0>{});
@@ -178,14 +196,15 @@ void fold_group(C* result, const C* const* x, const C* w, std::size_t inputs, st
 }
 
 inline void weighted_sum(const Range& range, const double* weights) {
-    in_compute_type(range, [&](auto zero) {
-        using C = decltype(zero);
+    with_types(range, [&](auto stored, auto computed) {
+        using S = decltype(stored);
+        using C = decltype(computed);
         std::vector<C> w(weights, weights + range.width);
-        alignas(line) C scratch[group][chunk];
-        for_chunks<C>(range, [&](std::int64_t begin, std::int64_t n, C* result) {
+        alignas(line) S scratch[group][chunk];
+        for_chunks<S>(range, [&](std::int64_t begin, std::int64_t n, S* result) {
             for (std::size_t k = 0; k < range.width; k += group) {
                 const std::size_t inputs = std::min(group, range.width - k);
-                const C* x[group];
+                const S* x[group];
                 for (std::size_t j = 0; j < inputs; ++j) x[j] = values(range.inputs[k + j], begin, n, scratch[j]);
                 if (k == 0)
                     fold_group<false>(result, x, w.data(), inputs, n);

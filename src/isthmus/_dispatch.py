@@ -143,8 +143,8 @@ def _run(
     """Apply a rule to every row on the chosen backend; the result has the dtype of ``out`` or of the first column."""
     if not columns[0]:
         return []
-    chosen = choose(backend, columns[0][0].device)
-    if chosen == "reference":
+    automatic = backend == FORCED == "auto"
+    if not (automatic and table is not None) and choose(backend, columns[0][0].device) == "reference":
         outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
         for target, *row in zip(outputs, *columns, strict=True):
             result = _real(target)
@@ -205,18 +205,16 @@ def _dtype_codes(module: Any) -> dict[torch.dtype, Any]:
 
 
 def _empty_like(tensors: Column) -> Column:
-    """Uninitialised tensors like these contiguous ones; small ones of one shape share an allocation, to save time."""
+    """Uninitialised tensors like these plain ones; small ones of one shape share an allocation: it saves time."""
     if len(tensors) == 1:
         return [torch.empty_like(tensors[0])]
     outputs = list(tensors)
-    places: dict[tuple[torch.Size, torch.dtype], list[int]] = {}
-    for place, tensor in enumerate(tensors):
-        places.setdefault((tensor.shape, tensor.dtype), []).append(place)
-    for (shape, dtype), group in places.items():
-        if len(group) * shape.numel() <= SHARED_ELEMENTS:
-            pieces = torch.empty((len(group), *shape), dtype=dtype).unbind()
+    for places in _native.cpu().alike(tensors):
+        first = tensors[places[0]]
+        if len(places) * first.numel() <= SHARED_ELEMENTS:
+            group = first.new_empty((len(places), *first.shape)).unbind()
         else:
-            pieces = tuple(torch.empty(shape, dtype=dtype) for _ in group)
-        for place, piece in zip(group, pieces, strict=True):
-            outputs[place] = piece
+            group = tuple(torch.empty_like(first) for _ in places)
+        for place, output in zip(places, group, strict=True):
+            outputs[place] = output
     return outputs

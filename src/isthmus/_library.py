@@ -7,8 +7,7 @@ one buffer.
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -24,14 +23,14 @@ _library.define("weighted_sum(Tensor[] tensors, Tensor weights, str backend) -> 
 _library.define("weighted_sum_out(Tensor[] tensors, Tensor weights, str backend, *, Tensor(out!) out) -> ()")
 
 
-_requires_grad = operator.attrgetter("requires_grad")
+def is_needed(requires_grad: bool) -> bool:
+    """Whether a call must go through ``torch.ops``: something records, transforms or compiles it.
 
-
-def is_needed(tensors: Iterable[Tensor]) -> bool:
-    """Whether a call must go through ``torch.ops``: something records, transforms or compiles it."""
+    ``requires_grad`` says whether any of its tensors requires a gradient.
+    """
     return (
         torch.compiler.is_compiling()
-        or (torch.is_grad_enabled() and True in map(_requires_grad, tensors))
+        or (requires_grad and torch.is_grad_enabled())
         or torch._C._len_torch_dispatch_stack() > 0
         or torch._C._functorch.peek_interpreter_stack() is not None
     )

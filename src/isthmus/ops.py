@@ -78,9 +78,9 @@ def lerp(
     columns = [_column(a, "a"), _column(b, "b")]
     targets = None if out is None else _column(out, "out")
     table = _validate(columns, ("a", "b"), targets)
-    factors = [weight] if isinstance(weight, Tensor) else []
-    if _library.is_needed([*factors, *columns[0], *columns[1]]):
-        _refuse_gradient_of_out(columns, factors, targets)
+    requires_grad = _requires_grad(weight, columns, table)
+    if _library.is_needed(requires_grad):
+        _refuse_gradient_of_out(requires_grad, targets)
         w = _weight_tensor(weight, columns[0])
         results = [
             _library.lerp(x, y, w, out=None if targets is None else targets[i], backend=backend)
@@ -144,9 +144,9 @@ def weighted_sum(
         raise InputError(f"weighted_sum got {len(columns)} tensors and {came}; give one weight for each, in order.")
     targets = None if out is None else _column(out, "out")
     table = _validate(columns, names, targets)
-    factors = [weights] if isinstance(weights, Tensor) else []
-    if _library.is_needed([*factors, *(tensor for column in columns for tensor in column)]):
-        _refuse_gradient_of_out(columns, factors, targets)
+    requires_grad = _requires_grad(weights, columns, table)
+    if _library.is_needed(requires_grad):
+        _refuse_gradient_of_out(requires_grad, targets)
         w = weights if isinstance(weights, Tensor) else torch.tensor(weights, dtype=torch.float64)
         results = [
             _library.weighted_sum(row, w, out=None if targets is None else targets[i], backend=backend)
@@ -290,9 +290,17 @@ def _is_same(x: Tensor, y: Tensor) -> bool:
     return (x.data_ptr(), x.dtype, x.shape, x.stride()) == (y.data_ptr(), y.dtype, y.shape, y.stride())
 
 
-def _refuse_gradient_of_out(columns: Sequence[list[Tensor]], factors: list[Tensor], out: list[Tensor] | None) -> None:
-    tensors = [*factors, *(tensor for column in columns for tensor in column)]
-    if out is not None and torch.is_grad_enabled() and any(tensor.requires_grad for tensor in tensors):
+def _requires_grad(factor: object, columns: Sequence[list[Tensor]], table: Any) -> bool:
+    """Whether a gradient is asked for, of the factor or weights or of any tensor; ``table`` knows it of its own."""
+    if isinstance(factor, Tensor) and factor.requires_grad:
+        return True
+    if table is not None:
+        return bool(table.requires_grad)
+    return any(tensor.requires_grad for column in columns for tensor in column)
+
+
+def _refuse_gradient_of_out(requires_grad: bool, out: list[Tensor] | None) -> None:
+    if out is not None and requires_grad and torch.is_grad_enabled():
         raise InputError(
             "out= cannot be used where a gradient is recorded: an input requires one. "
             "Leave out= away, or call under torch.no_grad()."
