@@ -23,7 +23,10 @@ import torch
 from torch import Tensor
 
 from . import _dispatch, _library
+from ._dispatch import choose as choose_backend
 from .errors import InputError
+
+__all__ = ["DTYPES", "choose_backend", "lerp", "weighted_sum"]
 
 DTYPES = (
     torch.float64,

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from isthmus import merge, norms
+from isthmus import merge, norms, ops
 from isthmus.errors import InputError, IsthmusWarning
 from isthmus.flat import FlatState, canonical_keys
 
@@ -102,7 +102,7 @@ def scan_line(
             "bn": policy,
             "bn_batch_size": None if bn_inputs is None else bn_batch_size,
             "bn_samples": None if bn_inputs is None else len(bn_inputs),
-            "backend": backend,
+            "backend": ops.choose_backend(backend, work.device),
             "representation": representation,
             "device": str(work.device),
             "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in work.buffers),
