@@ -1,7 +1,7 @@
 """Merge neural networks and scan the paths between them, with compiled kernels.
 
-The tensor-level functions are in ``isthmus.ops``, model-level merging in ``isthmus.merge``, scans in ``isthmus.path`` and
-the trainer of model pairs in ``isthmus.train``.
+The tensor-level functions are in ``isthmus.ops``, model-level merging in ``isthmus.merge``, scans in ``isthmus.path``
+and the trainer of model pairs in ``isthmus.train``.
 """
 
 from __future__ import annotations
