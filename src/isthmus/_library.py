@@ -23,16 +23,20 @@ _library.define("weighted_sum(Tensor[] tensors, Tensor weights, str backend) -> 
 _library.define("weighted_sum_out(Tensor[] tensors, Tensor weights, str backend, *, Tensor(out!) out) -> ()")
 
 
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_level = torch._C._functorch.peek_interpreter_stack
+
+
 def is_needed(requires_grad: bool) -> bool:
-    """Whether a call must go through ``torch.ops``: something records, transforms or compiles it.
+    """Whether a call must go through ``torch.ops``: something compiles, records or transforms it.
 
     ``requires_grad`` says whether any of its tensors requires a gradient.
     """
     return (
         torch.compiler.is_compiling()
         or (requires_grad and torch.is_grad_enabled())
-        or torch._C._len_torch_dispatch_stack() > 0
-        or torch._C._functorch.peek_interpreter_stack() is not None
+        or _dispatch_modes() > 0
+        or _functorch_level() is not None
     )
 
 

@@ -35,6 +35,9 @@ def unbind(tensors: Iterable[torch.Tensor]) -> None:
 
 def wrote(tensors: Sequence[torch.Tensor]) -> None:
     """Raise the version of ``tensors``, just written through their addresses, and of what is bound to their memory."""
+    if not _bound and len(tensors) == 1 and not tensors[0].is_inference():  # the common case, without lists
+        increment_version(tensors[0])
+        return
     written = list(tensors)
     if _bound:
         for address in {tensor.untyped_storage().data_ptr() for tensor in tensors}:
