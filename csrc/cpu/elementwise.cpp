@@ -1,13 +1,6 @@
 // Element-wise rules over a table: how the work is split between threads and how outputs are written.
 
 #include <algorithm>
-#include <atomic>
-#include <cctype>
-#include <cstdlib>
-
-#if defined(__unix__) || defined(__APPLE__)
-#include <pthread.h>
-#endif
 
 #include "loops.h"
 #include "parallel.h"
@@ -18,22 +11,6 @@ namespace {
 
 constexpr std::int64_t stream_bytes = 1 << 24;  // above this, outputs would only push useful data out of the caches
 constexpr std::int64_t grain = 1024;            // elements: threads share no cache line of an output
-
-// Below so many bytes, calling other threads costs more than they save: far more where idle threads sleep.
-std::int64_t parallel_bytes() {
-    static const std::int64_t bytes = [] {
-        const char* policy = std::getenv("OMP_WAIT_POLICY");
-        const bool asleep = policy != nullptr && std::tolower(static_cast<unsigned char>(*policy)) == 'p';
-        return asleep ? 1 << 22 : 1 << 20;
-    }();
-    return bytes;
-}
-
-std::atomic<bool> forked{false};
-
-#if defined(__unix__) || defined(__APPLE__)
-[[maybe_unused]] const int watched = pthread_atfork(nullptr, nullptr, [] { forked = true; });
-#endif
 
 // Split the elements of all rows evenly between threads and give each its ranges, in order.
 template <class Body>
@@ -68,10 +45,6 @@ void for_ranges(const Table& table, int threads, Body body) {
 }
 
 }  // namespace
-
-int useful_threads(std::int64_t bytes, int wanted) {
-    return bytes < parallel_bytes() || forked.load(std::memory_order_relaxed) ? 1 : wanted;
-}
 
 void lerp(const Table& table, double weight, int threads) {
     const auto loop = loops().lerp;
@@ -118,14 +91,6 @@ bool outputs_are_disjoint(const Table& table) {
         i = next;
     }
     return true;
-}
-
-bool has_openmp() {
-#if defined(_OPENMP)
-    return true;
-#else
-    return false;
-#endif
 }
 
 }  // namespace isthmus::cpu
