@@ -259,6 +259,17 @@ def test_out_with_gradients_is_an_error():
         assert ops.lerp(a, 3 * ONES, 0.5, out=torch.empty(3)).tolist() == [2.0] * 3
 
 
+@pytest.mark.parametrize("requires_grad", [False, True])
+def test_bad_factors_are_refused_with_and_without_gradients(requires_grad):
+    a = torch.ones(3, requires_grad=requires_grad)
+    with pytest.raises(InputError, match="weight is nan"):
+        ops.lerp(a, ONES, float("nan"))
+    with pytest.raises(InputError, match=r"weight is a tensor of shape \(2,\)"):
+        ops.lerp(a, ONES, torch.ones(2))
+    with pytest.raises(InputError, match="weight is inf"):
+        ops.weighted_sum([a, ONES], [1.0, float("inf")])
+
+
 def test_writing_to_out_raises_its_version(backend):
     x = torch.ones(3, requires_grad=True)
     saved = torch.ones(3)
@@ -295,6 +306,16 @@ def test_compile_full_graph_with_tensor_factors():
         eager = ops.weighted_sum([ops.lerp(a, b, value), ops.lerp(b, a, value)], ws)
         assert same_bits(function(a, b, value, ws), eager)
     assert len(graphs) == 1
+
+
+def test_compile_full_graph_with_float_factors():
+    torch._dynamo.reset()
+    compiled = torch.compile(
+        lambda a, b, w: ops.weighted_sum([ops.lerp(a, b, w), b], [w, 1.0]), fullgraph=True, backend="aot_eager"
+    )
+    a, b = pair(50)
+    for value in (0.25, 0.5, 0.75):
+        assert same_bits(compiled(a, b, value), ops.weighted_sum([ops.lerp(a, b, value), b], [value, 1.0]))
 
 
 def test_compile_aot_eager_with_gradients_and_out():

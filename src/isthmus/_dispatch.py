@@ -143,25 +143,32 @@ def _run(
     """Apply a rule to every row on the chosen backend; the result has the dtype of ``out`` or of the first column."""
     if not columns[0]:
         return []
-    automatic = backend == FORCED == "auto"
-    if not (automatic and table is not None) and choose(backend, columns[0][0].device) == "reference":
-        outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
-        for target, *row in zip(outputs, *columns, strict=True):
-            result = _real(target)
-            result.copy_(reference([_real(tensor) for tensor in row], result.dtype))
-        return outputs
-    module = _native.cpu()
-    if table is None:
-        outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
-        _run_strided(module, columns, outputs, cpp)
-    else:
+    # A table is made for the CPU alone, by the extension that "auto" takes there.
+    automatic = table is not None and backend == FORCED == "auto"
+    chosen = "cpp" if automatic else choose(backend, columns[0][0].device)
+    if chosen == "cpp" and table is not None:
         outputs = _empty_like(columns[0]) if out is None else out
         if out is None:
             table.set_outputs(outputs)
-        cpp(module, table)
+        cpp(_native.cpu(), table)
+    else:
+        outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
+        if chosen == "cpp":
+            _run_strided(_native.cpu(), columns, outputs, cpp)
+        else:
+            _run_reference(columns, outputs, reference)
     if out is not None:
         _versions.wrote(out)
     return outputs
+
+
+def _run_reference(
+    columns: Sequence[Column], outputs: Column, reference: Callable[[Sequence[Tensor], torch.dtype], Tensor]
+) -> None:
+    """Run a rule of ``isthmus.reference`` row by row."""
+    for target, *row in zip(outputs, *columns, strict=True):
+        result = _real(target)
+        result.copy_(reference([_real(tensor) for tensor in row], result.dtype))
 
 
 def _run_strided(module: Any, columns: Sequence[Column], outputs: Column, cpp: Callable[[Any, Any], None]) -> None:

@@ -84,7 +84,7 @@ def lerp(
     requires_grad = _requires_grad(weight, columns, table)
     if _library.is_needed(requires_grad):
         _refuse_gradient_of_out(requires_grad, targets)
-        w = _weight_tensor(weight, columns[0])
+        w = _weight_tensor(weight)
         results = [
             _library.lerp(x, y, w, out=None if targets is None else targets[i], backend=backend)
             for i, (x, y) in enumerate(zip(*columns, strict=True))
@@ -150,7 +150,7 @@ def weighted_sum(
     requires_grad = _requires_grad(weights, columns, table)
     if _library.is_needed(requires_grad):
         _refuse_gradient_of_out(requires_grad, targets)
-        w = weights if isinstance(weights, Tensor) else torch.tensor(weights, dtype=torch.float64)
+        w = weights if isinstance(weights, Tensor) else torch.tensor([_weight(w) for w in weights], dtype=torch.float64)
         results = [
             _library.weighted_sum(row, w, out=None if targets is None else targets[i], backend=backend)
             for i, row in enumerate(zip(*columns, strict=True))
@@ -180,20 +180,27 @@ def _column(operand: object, name: str) -> list[Tensor]:
 def _weight(weight: float | Tensor) -> float:
     """A factor as a finite Python float."""
     if isinstance(weight, Tensor):
-        if weight.numel() != 1:
-            raise InputError(f"weight is a tensor of shape {tuple(weight.shape)}, expected one element.")
+        _check_one_element(weight)
         weight = weight.item()
+    if torch.compiler.is_compiling():  # a number without a value yet
+        return weight
     value = float(weight)
     if not math.isfinite(value):
         raise InputError(f"the weight is {value}, expected a finite number.")
     return value
 
 
-def _weight_tensor(weight: float | Tensor, column: list[Tensor]) -> Tensor:
-    """A factor as a tensor of one element, read where the tensors are."""
+def _weight_tensor(weight: float | Tensor) -> Tensor:
+    """A factor as a tensor of one element; a tensor's value is read where it is used."""
     if isinstance(weight, Tensor):
+        _check_one_element(weight)
         return weight
-    return torch.tensor(weight, dtype=torch.float64)
+    return torch.tensor(_weight(weight), dtype=torch.float64)
+
+
+def _check_one_element(weight: Tensor) -> None:
+    if weight.numel() != 1:
+        raise InputError(f"weight is a tensor of shape {tuple(weight.shape)}, expected one element.")
 
 
 def _validate(columns: Sequence[list[Tensor]], names: Sequence[str], out: list[Tensor] | None) -> Any:
