@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import torch
 import typer
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
@@ -102,8 +103,6 @@ def default_workers(config: SweepConfig) -> int:
 
 def check_device(device: str) -> None:
     """Say at once that a device is not there, rather than from inside torch."""
-    import torch
-
     try:
         torch.empty(0, device=device)
     except (RuntimeError, AssertionError) as error:

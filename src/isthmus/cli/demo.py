@@ -97,7 +97,7 @@ def demo(
         f"{data}: {len(preset.lr)} noise scales, {pairs} pairs each, into {folder}; "
         f"about {expected} on {processes} CPU cores, less what is there already."
     )
-    run_and_report(config, folder, workers=workers)
+    run_and_report(config, folder, workers=processes)
 
 
 def _duration(seconds: float) -> str:

@@ -3,7 +3,6 @@
 Files written by ``write_report``:
 
 - ``results.json``: ``schema`` (version, here 1), ``config``, ``noise_formula``, ``machine``, ``seconds``,
-``pairs_per_scale``,
   ``scales`` (one object for each point of the grid, see ``ScaleSummary.to_dict``), ``critical_noise_scale`` and
   ``critical_interval`` (null where not resolved, and where the grid has several series), ``critical`` (one object for
   each series, with the largest median gain also where it is not resolved), and ``pairs`` (every record, without the
