@@ -7,7 +7,7 @@ import torch
 
 from isthmus import ops
 from isthmus.flat import FlatState
-from isthmus.merge import lerp_states
+from isthmus.merging import lerp_states
 
 COUNT = 25_600_000
 DTYPES = {"f32": torch.float32, "f64": torch.float64, "bf16": torch.bfloat16, "f16": torch.float16}

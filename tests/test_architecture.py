@@ -26,14 +26,16 @@ ALLOWED = {
     "norms": set(),
     "_dispatch": {"_native", "_versions", "reference"},
     "_library": {"_dispatch", "reference"},
-    "ops": {"_dispatch", "_library"},
+    "ops": {"_dispatch", "_library", "reference", "spherical"},
     "io": set(),
-    "merge": {"ops", "flat", "io"},
-    "path": {"merge", "ops", "flat", "norms", "io"},
-    "train": {"path", "merge", "ops", "flat", "norms", "io"},
-    "cli": {"train", "path", "merge", "ops", "flat", "norms", "io", "_dispatch"},
+    "spherical": set(),
+    "methods": set(),
+    "merging": {"ops", "flat", "methods", "spherical", "io"},
+    "path": {"merging", "ops", "flat", "norms", "io"},
+    "train": {"path", "merging", "ops", "flat", "norms", "io"},
+    "cli": {"train", "path", "merging", "ops", "flat", "norms", "io", "_dispatch"},
     "__main__": {"cli"},
-    "__init__": {"ops", "merge", "flat", "path", "train"},
+    "__init__": {"ops", "merging", "flat", "path", "train"},
 }
 
 

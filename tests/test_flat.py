@@ -14,7 +14,7 @@ from torch import nn
 from isthmus import _versions, ops
 from isthmus.errors import InputError
 from isthmus.flat import FlatState, Layout, canonical_keys
-from isthmus.merge import lerp_states
+from isthmus.merging import lerp_states
 
 
 class Net(nn.Module):

@@ -1,6 +1,6 @@
 """Merge neural networks and scan the paths between them, with compiled kernels.
 
-The tensor-level functions are in ``isthmus.ops``, model-level merging in ``isthmus.merge``, scans in ``isthmus.path``
+The tensor-level functions are in ``isthmus.ops``, model-level merging in ``isthmus.merging``, scans in ``isthmus.path``
 and the trainer of model pairs in ``isthmus.train``.
 """
 
@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from .flat import FlatState
-from .merge import lerp_states
+from .merging import lerp_states
 from .ops import lerp, weighted_sum
 
 if TYPE_CHECKING:

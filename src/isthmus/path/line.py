@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from isthmus import merge, norms, ops
+from isthmus import merging, norms, ops
 from isthmus.errors import InputError, IsthmusWarning
 from isthmus.flat import FlatState, canonical_keys
 
@@ -47,7 +47,7 @@ def scan_line(
     r"""Evaluate :math:`\theta(\alpha) = (1 - \alpha) A + \alpha B` at many :math:`\alpha`.
 
     The model's parameters and buffers become views of one flat buffer, into which each :math:`\theta(\alpha)` is
-    written in one pass (``isthmus.merge.lerp_states``); at 0 and 1 they equal A and B to the bit. The ends and the
+    written in one pass (``isthmus.merging.lerp_states``); at 0 and 1 they equal A and B to the bit. The ends and the
     midpoint are always points of the scan, because barriers and gains are measured by them, and are evaluated first,
     under the same BatchNorm policy as all others. Evaluation is in evaluation mode.
 
@@ -113,7 +113,7 @@ def scan_line(
         with preserved_random_states(), preserved_model(model), work.bind(model):
             for done, alpha in enumerate(order, start=1):
                 start = time.perf_counter()
-                merge.lerp_states(end_a, end_b, alpha, out=work, backend=backend)
+                merging.lerp_states(end_a, end_b, alpha, out=work, backend=backend)
                 if bn_inputs is not None:
                     norms.reset_statistics(model, bn_inputs, bn_batch_size)
                 values = scan.evaluate(alpha)

@@ -1,12 +1,4 @@
-"""Every op in plain PyTorch, for any device and dtype: the meaning of the library.
-
-Each function uses only operations that round once, in the type named by ``compute_dtype``, and rounds once more where
-it stores. ``torch.lerp``, ``add(alpha=...)`` and ``addcmul`` are not used because they fuse a multiplication and an
-addition. Arguments are validated by ``isthmus.ops``; shapes are equal and weights are Python floats here.
-
-On the CPU these functions flush subnormal numbers if ``torch.set_flush_denormal(True)`` was called; compiled backends
-never do.
-"""
+"""Interpolation and weighted sums, and the roundings that every rule shares."""
 
 from __future__ import annotations
 
@@ -50,18 +42,18 @@ def lerp(a: Tensor, b: Tensor, weight: float, *, dtype: torch.dtype | None = Non
     if weight == 0 or weight == 1:
         return narrow(b if weight else a, dtype)
     if weight < 0.5:
-        return narrow(a + _scalar(weight, a) * (b - a), dtype)
-    return narrow(b - _scalar(1 - weight, a) * (b - a), dtype)
+        return narrow(a + scalar(weight, a) * (b - a), dtype)
+    return narrow(b - scalar(1 - weight, a) * (b - a), dtype)
 
 
 def weighted_sum(tensors: Sequence[Tensor], weights: Sequence[float], *, dtype: torch.dtype | None = None) -> Tensor:
     """w₁x₁ + w₂x₂ + ..., a left fold from its first term; see ``isthmus.ops.weighted_sum``."""
     compute = compute_dtype(tensor.dtype for tensor in tensors)
-    terms = (_scalar(w, x) * x for w, x in zip(weights, (tensor.to(compute) for tensor in tensors), strict=True))
+    terms = (scalar(w, x) * x for w, x in zip(weights, (tensor.to(compute) for tensor in tensors), strict=True))
     total = functools.reduce(torch.add, terms)
     return narrow(total, tensors[0].dtype if dtype is None else dtype)
 
 
-def _scalar(value: float, like: Tensor) -> Tensor:
+def scalar(value: float, like: Tensor) -> Tensor:
     """A float64 scalar rounded once to the dtype of ``like``."""
     return torch.tensor(value, dtype=like.dtype, device=like.device)

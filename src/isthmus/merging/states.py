@@ -1,13 +1,13 @@
-"""Model-level merging over flat states."""
+"""Interpolation between flat states: the merge that scans repeat at every point."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from . import ops
-from .errors import InputError
-from .flat import FlatState
+from isthmus import ops
+from isthmus.errors import InputError
+from isthmus.flat import FlatState
 
 
 def lerp_states(

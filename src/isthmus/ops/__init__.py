@@ -1,0 +1,21 @@
+"""The public functions over tensors: validate once, then dispatch.
+
+Every function takes one tensor per operand, or a list of tensors per operand: then it is applied to the first of each
+list, to the second of each, and so on, in one call. Results have the same structure.
+
+Tensors are float64, float32, bfloat16, float16 or complex, on any device, of any strides; those combined with each
+other have equal shapes, with no broadcasting. Dtypes may be mixed: float16 and bfloat16 are widened to float32, the
+rest is promoted as torch does, and the result is rounded once, to the dtype of ``out`` or of the first operand. Inputs
+are never modified, and results share no memory with them, except that ``out`` may be exactly one input. Results of one
+call on lists of small tensors may share one allocation with each other.
+
+Gradients flow to tensors, factors and weights, twice if need be; under ``torch.compile`` pass factors and weights as
+tensors. All functions are safe to call from several threads.
+"""
+
+from isthmus._dispatch import choose as choose_backend
+
+from ._validate import DTYPES
+from .elementwise import lerp, weighted_sum
+
+__all__ = ["DTYPES", "choose_backend", "lerp", "weighted_sum"]

@@ -1,0 +1,177 @@
+"""The checks that the ops share, each made once, at the public function."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from isthmus import _dispatch
+from isthmus.errors import InputError
+
+DTYPES = (
+    torch.float64,
+    torch.float32,
+    torch.bfloat16,
+    torch.float16,
+    torch.complex128,
+    torch.complex64,
+    torch.complex32,
+)
+
+
+def column(operand: object, name: str) -> list[Tensor]:
+    """An operand as a list of tensors."""
+    if type(operand) is list:  # the common case, asked first: small merges feel every check
+        return operand
+    if isinstance(operand, Tensor):
+        return [operand]
+    if isinstance(operand, Sequence) and not isinstance(operand, str):
+        return list(operand)
+    raise InputError(
+        f"{name} is a {type(operand).__name__}, expected a tensor or a list of tensors. "
+        "For a state dict pass list(state.values())."
+    )
+
+
+def factor(weight: float | Tensor) -> float:
+    """A factor as a finite Python float."""
+    if isinstance(weight, Tensor):
+        _check_one_element(weight)
+        weight = weight.item()
+    if torch.compiler.is_compiling():  # a number without a value yet
+        return weight
+    value = float(weight)
+    if not math.isfinite(value):
+        raise InputError(f"the weight is {value}, expected a finite number.")
+    return value
+
+
+def factor_tensor(weight: float | Tensor) -> Tensor:
+    """A factor as a tensor of one element; a tensor's value is read where it is used."""
+    if isinstance(weight, Tensor):
+        _check_one_element(weight)
+        return weight
+    return torch.tensor(factor(weight), dtype=torch.float64)
+
+
+def _check_one_element(weight: Tensor) -> None:
+    if weight.numel() != 1:
+        raise InputError(f"weight is a tensor of shape {tuple(weight.shape)}, expected one element.")
+
+
+def validate(columns: Sequence[list[Tensor]], names: Sequence[str], out: list[Tensor] | None) -> Any:
+    """Check that rows of tensors can be combined, and that outputs alias at most one input of their own row.
+
+    Returns the compiled extension's table of the tensors if it has vouched for them already, which is the quick way.
+    """
+    compiling = torch.compiler.is_compiling()
+    table = None if compiling else _dispatch.plain_table(columns, out)
+    if table is not None:
+        return table
+    everything = list(columns) if out is None else [*columns, out]
+    labels = list(names) if out is None else [*names, "out"]
+    for column, label in zip(everything, labels, strict=True):
+        if len(column) != len(columns[0]):
+            raise InputError(
+                f"{label} has {len(column)} tensors and {labels[0]} has {len(columns[0])}; give equally long lists."
+            )
+    for index, row in enumerate(zip(*everything, strict=True)):
+        _validate_row(row, [f"{label}[{index}]" if len(columns[0]) > 1 else label for label in labels])
+    if out is not None and not compiling:
+        _refuse_overlap(columns, names, out)
+    return None
+
+
+def _validate_row(row: Sequence[Tensor], labels: Sequence[str]) -> None:
+    """Check the kind, dtype, shape and device of the tensors that are combined with each other."""
+    first = row[0]
+    for tensor, label in zip(row, labels, strict=True):
+        if not isinstance(tensor, Tensor):
+            raise InputError(f"{label} is a {type(tensor).__name__}, expected a tensor.")
+        if type(tensor) not in (Tensor, torch.nn.Parameter) and not torch.compiler.is_compiling():
+            raise InputError(
+                f"{label} is a {type(tensor).__name__}, a tensor subclass, expected a plain tensor. "
+                "Convert it first (a DTensor with full_tensor())."
+            )
+        if tensor.layout != torch.strided:
+            raise InputError(
+                f"{label} has layout {tensor.layout}, expected a dense tensor; convert it with to_dense()."
+            )
+        if tensor.dtype not in DTYPES:
+            raise InputError(
+                f"{label} has dtype {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}. "
+                "Convert it first; integers and booleans are never averaged."
+            )
+        if tensor.is_complex() != first.is_complex():
+            raise InputError(
+                f"{label} has dtype {tensor.dtype} and {labels[0]} {first.dtype}; mix no real and complex."
+            )
+        if tensor.shape != first.shape:
+            raise InputError(
+                f"{label} has shape {tuple(tensor.shape)}, expected {tuple(first.shape)} as {labels[0]}; "
+                "shapes are not broadcast."
+            )
+        if tensor.device != first.device:
+            raise InputError(
+                f"{label} is on {tensor.device}, expected {first.device} as {labels[0]}; move one of them."
+            )
+
+
+def _refuse_overlap(columns: Sequence[list[Tensor]], names: Sequence[str], out: list[Tensor]) -> None:
+    """Check that each output is disjoint from all inputs and outputs, or is exactly an input of its own row."""
+    for index, target in enumerate(out):
+        if target.is_conj() or target.is_neg():
+            raise InputError(
+                f"out[{index}] is a lazily conjugated or negated view; pass a tensor with memory of its own."
+            )
+    spans = [(*_span(tensor), index, "out", tensor) for index, tensor in enumerate(out)]
+    for name, column in zip(names, columns, strict=True):
+        spans += [(*_span(tensor), index, name, tensor) for index, tensor in enumerate(column)]
+    spans.sort(key=lambda span: span[:2])
+    open_spans: list[tuple[int, int, int, str, Tensor]] = []
+    for span in spans:
+        start, stop, index, name, tensor = span
+        open_spans = [other for other in open_spans if other[1] > start]
+        for _, _, other_index, other_name, other in open_spans if start < stop else ():
+            same = index == other_index and name != other_name and _is_same(tensor, other)
+            if "out" in (name, other_name) and not same:
+                first, second = sorted([f"{name}[{index}]", f"{other_name}[{other_index}]"], reverse=True)
+                raise InputError(
+                    f"{first} and {second} overlap in memory; an output must be disjoint from every input, "
+                    "or be exactly one input of its own place."
+                )
+        open_spans.append(span)
+
+
+def _span(tensor: Tensor) -> tuple[int, int]:
+    """First address of a tensor and the one after its last, an upper bound of the memory it covers."""
+    start = tensor.data_ptr()
+    if tensor.numel() == 0:
+        return start, start
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return start, start + (last + 1) * tensor.element_size()
+
+
+def _is_same(x: Tensor, y: Tensor) -> bool:
+    return (x.data_ptr(), x.dtype, x.shape, x.stride()) == (y.data_ptr(), y.dtype, y.shape, y.stride())
+
+
+def any_requires_grad(factor: object, columns: Sequence[list[Tensor]], table: Any) -> bool:
+    """Whether a gradient is asked for, of the factor or weights or of any tensor; ``table`` knows it of its own."""
+    if isinstance(factor, Tensor) and factor.requires_grad:
+        return True
+    if table is not None:
+        return bool(table.requires_grad)
+    return any(tensor.requires_grad for column in columns for tensor in column)
+
+
+def refuse_gradient_of_out(requires_grad: bool, out: list[Tensor] | None) -> None:
+    if out is not None and requires_grad and torch.is_grad_enabled():
+        raise InputError(
+            "out= cannot be used where a gradient is recorded: an input requires one. "
+            "Leave out= away, or call under torch.no_grad()."
+        )
