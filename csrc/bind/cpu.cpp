@@ -189,7 +189,7 @@ PYBIND11_MODULE(_cpu, m) {
     m.def("accept_tensors", &accept_tensors, py::arg("tensor"), py::arg("parameter"), py::arg("exchange_api"));
     m.def("plain_table", &plain_table, py::arg("columns"), py::arg("out"));
     m.def("alike", &alike, py::arg("tensors"));
-    m.def("lerp", &cpu::lerp, py::arg("table"), py::arg("weight"), py::arg("threads"),
+    m.def("lerp", &cpu::lerp, py::arg("table"), py::arg("weights"), py::arg("threads"),
           py::call_guard<py::gil_scoped_release>());
     m.def("weighted_sum", &cpu::weighted_sum, py::arg("table"), py::arg("weights"), py::arg("threads"),
           py::call_guard<py::gil_scoped_release>());

@@ -30,10 +30,11 @@ struct Table {
 // Whether every output is as the table demands.
 bool outputs_are_disjoint(const Table& table);
 
-// out = lerp(x[0], x[1], weight) for every row; a copy of x[0] at weight 0 and of x[1] at weight 1.
-void lerp(const Table& table, double weight, int threads);
+// out = lerp(x[0], x[1], w) for every row; a copy of x[0] at w = 0 and of x[1] at w = 1. One weight, or one for each row.
+void lerp(const Table& table, const std::vector<double>& weights, int threads);
 
-// out = w[0] x[0] + w[1] x[1] + ..., a left fold in the order of the inputs, for every row.
+// out = w[0] x[0] + w[1] x[1] + ..., a left fold in the order of the inputs, for every row. One weight for each input, or
+// for each input of each row.
 void weighted_sum(const Table& table, const std::vector<double>& weights, int threads);
 
 // Instruction sets compiled in, from the plainest to the widest: "base", then "v3" (AVX2) and "v4" (AVX-512) on x86-64.

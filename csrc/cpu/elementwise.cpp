@@ -36,7 +36,7 @@ void for_ranges(const Table& table, int threads, Body body) {
         std::int64_t row_start = 0;
         for (std::size_t r = 0; r < table.rows() && row_start < to; row_start += table.numel[r++]) {
             const std::int64_t begin = cut(from - row_start, table.numel[r]), end = cut(to - row_start, table.numel[r]);
-            if (begin < end) body(Range{table.row(r), table.width, table.outputs[r], begin, end, stream});
+            if (begin < end) body(Range{table.row(r), table.width, table.outputs[r], begin, end, stream}, r);
         }
 #if defined(__x86_64__)
         if (stream) _mm_sfence();
@@ -46,14 +46,18 @@ void for_ranges(const Table& table, int threads, Body body) {
 
 }  // namespace
 
-void lerp(const Table& table, double weight, int threads) {
+void lerp(const Table& table, const std::vector<double>& weights, int threads) {
     const auto loop = loops().lerp;
-    for_ranges(table, threads, [&](const Range& range) { loop(range, weight); });
+    const bool per_row = weights.size() > 1;
+    for_ranges(table, threads, [&](const Range& range, std::size_t r) { loop(range, weights[per_row ? r : 0]); });
 }
 
 void weighted_sum(const Table& table, const std::vector<double>& weights, int threads) {
     const auto loop = loops().weighted_sum;
-    for_ranges(table, threads, [&](const Range& range) { loop(range, weights.data()); });
+    const bool per_row = weights.size() > table.width;
+    for_ranges(table, threads, [&](const Range& range, std::size_t r) {
+        loop(range, weights.data() + (per_row ? r * table.width : 0));
+    });
 }
 
 bool outputs_are_disjoint(const Table& table) {

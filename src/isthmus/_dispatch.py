@@ -7,6 +7,7 @@ are Python floats, outputs that are disjoint from the inputs or are exactly one 
 from __future__ import annotations
 
 import functools
+import itertools
 import os
 import warnings
 from collections.abc import Callable, Sequence
@@ -105,30 +106,97 @@ def plain_table(columns: Sequence[Column], out: Column | None) -> Any:
     return None if module is None else module.plain_table(columns, out)
 
 
-def lerp(a: Column, b: Column, weight: float, *, out: Column | None, backend: str, table: Any = None) -> Column:
-    """``isthmus.ops.lerp`` for every row; ``table`` is what ``plain_table`` made of the same tensors."""
+def lerp(a: Column, b: Column, weights: list[float], *, out: Column | None, backend: str, table: Any = None) -> Column:
+    """``isthmus.ops.lerp`` for every row, with one weight for all rows or one for each.
+
+    ``table`` is what ``plain_table`` made of the same tensors.
+    """
+    per_row = len(weights) > 1
     return _run(
         [a, b],
         out,
         backend,
         table,
-        reference=lambda tensors, dtype: reference.lerp(tensors[0], tensors[1], weight, dtype=dtype),
-        cpp=lambda module, table: module.lerp(table, weight, torch.get_num_threads()),
+        reference=lambda row, tensors, dtype: reference.lerp(
+            tensors[0], tensors[1], weights[row if per_row else 0], dtype=dtype
+        ),
+        cpp=lambda module, table: module.lerp(table, weights, torch.get_num_threads()),
     )
 
 
 def weighted_sum(
-    columns: Sequence[Column], weights: list[float], *, out: Column | None, backend: str, table: Any = None
+    columns: Sequence[Column],
+    weights: list[float] | list[list[float]],
+    *,
+    out: Column | None,
+    backend: str,
+    table: Any = None,
 ) -> Column:
-    """``isthmus.ops.weighted_sum`` for every row; ``table`` is what ``plain_table`` made of the same tensors."""
+    """``isthmus.ops.weighted_sum`` for every row, with one list of weights for all rows or one for each.
+
+    ``table`` is what ``plain_table`` made of the same tensors.
+    """
+    flat = list(itertools.chain.from_iterable(w if isinstance(w, list) else (w,) for w in weights))
+    width = len(columns)
+    per_row = isinstance(weights[0], list)
     return _run(
         columns,
         out,
         backend,
         table,
-        reference=lambda tensors, dtype: reference.weighted_sum(tensors, weights, dtype=dtype),
-        cpp=lambda module, table: module.weighted_sum(table, weights, torch.get_num_threads()),
+        reference=lambda row, tensors, dtype: reference.weighted_sum(
+            tensors, flat[row * width : (row + 1) * width] if per_row else flat, dtype=dtype
+        ),
+        cpp=lambda module, table: module.weighted_sum(table, flat, torch.get_num_threads()),
     )
+
+
+def select(
+    columns: Sequence[Column],
+    *,
+    based: bool,
+    groups: reference.Groups,
+    ranks: Tensor,
+    exact: bool,
+    backend: str,
+    table: Any = None,
+) -> reference.Selected:
+    """The cuts at which the largest magnitudes of each task vector end; see ``isthmus.reference.select``."""
+    choose(backend, columns[0][0].device)
+    return reference.select(columns, based=based, groups=groups, ranks=ranks, exact=exact)
+
+
+def consensus(
+    columns: Sequence[Column],
+    plan: reference.Plan,
+    *,
+    out: Column | None,
+    backend: str,
+    stats: bool = False,
+    table: Any = None,
+) -> tuple[Column, reference.Stats | None]:
+    """``isthmus.ops.consensus`` for every row; ``columns`` begins with the base where the plan has one."""
+    choose(backend, columns[0][0].device)
+    results, counts = reference.consensus(columns, plan, stats=stats)
+    if out is None:
+        return results, counts
+    for target, result in zip(out, results, strict=True):
+        target.copy_(result)
+    return out, counts
+
+
+def l1(columns: Sequence[Column], plan: reference.Plan, *, backend: str, table: Any = None) -> Tensor:
+    """Σ|τ| of each row and model, before and after trimming: float64 (rows, models, 2)."""
+    choose(backend, columns[0][0].device)
+    return reference.l1(columns, plan)
+
+
+def gram(
+    columns: Sequence[Column], *, based: bool, lengths: list[int] | None = None, backend: str, table: Any = None
+) -> Tensor:
+    """The dot products of the models of each row: float64 (rows, models, models)."""
+    choose(backend, columns[0][0].device)
+    return reference.gram(columns, based=based, lengths=lengths)
 
 
 def _run(
@@ -137,7 +205,7 @@ def _run(
     backend: str,
     table: Any,
     *,
-    reference: Callable[[Sequence[Tensor], torch.dtype], Tensor],
+    reference: Callable[[int, Sequence[Tensor], torch.dtype], Tensor],
     cpp: Callable[[Any, Any], None],
 ) -> Column:
     """Apply a rule to every row on the chosen backend; the result has the dtype of ``out`` or of the first column."""
@@ -163,12 +231,12 @@ def _run(
 
 
 def _run_reference(
-    columns: Sequence[Column], outputs: Column, reference: Callable[[Sequence[Tensor], torch.dtype], Tensor]
+    columns: Sequence[Column], outputs: Column, reference: Callable[[int, Sequence[Tensor], torch.dtype], Tensor]
 ) -> None:
     """Run a rule of ``isthmus.reference`` row by row."""
-    for target, *row in zip(outputs, *columns, strict=True):
+    for row, (target, *tensors) in enumerate(zip(outputs, *columns, strict=True)):
         result = _real(target)
-        result.copy_(reference([_real(tensor) for tensor in row], result.dtype))
+        result.copy_(reference(row, [_real(tensor) for tensor in tensors], result.dtype))
 
 
 def _run_strided(module: Any, columns: Sequence[Column], outputs: Column, cpp: Callable[[Any, Any], None]) -> None:

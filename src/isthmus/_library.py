@@ -41,11 +41,11 @@ def is_needed(requires_grad: bool) -> bool:
 
 
 def _lerp(a: Tensor, b: Tensor, weight: Tensor, backend: str) -> Tensor:
-    return _dispatch.lerp([a], [b], weight.item(), out=None, backend=backend)[0]
+    return _dispatch.lerp([a], [b], [weight.item()], out=None, backend=backend)[0]
 
 
 def _lerp_out(a: Tensor, b: Tensor, weight: Tensor, backend: str, *, out: Tensor) -> None:
-    _dispatch.lerp([a], [b], weight.item(), out=[out], backend=backend)
+    _dispatch.lerp([a], [b], [weight.item()], out=[out], backend=backend)
 
 
 def _weighted_sum(tensors: list[Tensor], weights: Tensor, backend: str) -> Tensor:

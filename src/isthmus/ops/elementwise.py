@@ -65,7 +65,7 @@ def lerp(
             for i, (x, y) in enumerate(zip(*columns, strict=True))
         ]
     else:
-        results = _dispatch.lerp(columns[0], columns[1], factor(weight), out=targets, backend=backend, table=table)
+        results = _dispatch.lerp(columns[0], columns[1], [factor(weight)], out=targets, backend=backend, table=table)
     return results[0] if isinstance(a, Tensor) else results
 
 
