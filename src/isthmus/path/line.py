@@ -15,10 +15,10 @@ from torch import Tensor, nn
 from isthmus import merging, norms, ops
 from isthmus.errors import InputError, IsthmusWarning
 from isthmus.flat import FlatState, canonical_keys
+from isthmus.preserve import preserved_model, preserved_random_states
 
 from . import metrics
 from .evaluate import Data, materialise
-from .preserve import preserved_model, preserved_random_states
 from .result import PathResult
 from .scan import MIDPOINT, A, B, Evaluate, Scan
 from .sources import Source, load_source
