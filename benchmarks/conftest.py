@@ -39,7 +39,8 @@ def measure(benchmark: Any, copies: list[Call], request: pytest.FixtureRequest) 
     """Time a call, its peers and the copies in turn, round by round, and keep the medians.
 
     With ``bytes_moved`` the case's figure is its bandwidth as a fraction of the copy bandwidth: the better of the two
-    copies' medians. Each peer adds how many times faster the call is. A call that is short is repeated within a round.
+    copies' medians. Each peer adds how many times faster the call is. A call that is short is repeated within a round;
+    peers that are slow take part in the first ``peer_rounds`` rounds only.
     """
 
     def run(
@@ -48,6 +49,7 @@ def measure(benchmark: Any, copies: list[Call], request: pytest.FixtureRequest) 
         bytes_moved: int | None = None,
         peers: dict[str, Call] | None = None,
         rounds: int = 9,
+        peer_rounds: int | None = None,
         repeat: int = 1,
     ) -> None:
         def repeated(function: Call) -> Call:
@@ -63,7 +65,8 @@ def measure(benchmark: Any, copies: list[Call], request: pytest.FixtureRequest) 
             for i, copy in enumerate(copying):
                 times[str(i)].append(seconds(copy))
             for name, peer in others.items():
-                times[name].append(seconds(peer))
+                if peer_rounds is None or len(times[name]) < peer_rounds:
+                    times[name].append(seconds(peer))
 
         benchmark.pedantic(repeated(call), setup=beside, rounds=rounds)
         median = benchmark.stats.stats.median / repeat
