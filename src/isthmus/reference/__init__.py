@@ -9,5 +9,6 @@ never do.
 """
 
 from .elementwise import compute_dtype, lerp, narrow, weighted_sum
+from .reductions import gram
 
-__all__ = ["compute_dtype", "lerp", "narrow", "weighted_sum"]
+__all__ = ["compute_dtype", "gram", "lerp", "narrow", "weighted_sum"]
