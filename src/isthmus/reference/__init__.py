@@ -2,13 +2,36 @@
 
 Each function uses only operations that round once, in the type named by ``compute_dtype``, and rounds once more where
 it stores. ``torch.lerp``, ``add(alpha=...)`` and ``addcmul`` are not used because they fuse a multiplication and an
-addition. Arguments are validated by ``isthmus.ops``; shapes are equal and weights are Python floats here.
+addition. Arguments are validated by ``isthmus.ops``; shapes are equal and weights are Python floats or float64 tables
+here.
 
 On the CPU these functions flush subnormal numbers if ``torch.set_flush_denormal(True)`` was called; compiled backends
 never do.
 """
 
+from .consensus import Plan, Random, Stats, consensus, l1
 from .elementwise import compute_dtype, lerp, narrow, weighted_sum
+from .random import philox, random_keys, random_words
 from .reductions import gram
+from .selection import NO_INDEX, Cuts, Groups, Selected, select
 
-__all__ = ["compute_dtype", "gram", "lerp", "narrow", "weighted_sum"]
+__all__ = [
+    "NO_INDEX",
+    "Cuts",
+    "Groups",
+    "Plan",
+    "Random",
+    "Selected",
+    "Stats",
+    "compute_dtype",
+    "consensus",
+    "gram",
+    "l1",
+    "lerp",
+    "narrow",
+    "philox",
+    "random_keys",
+    "random_words",
+    "select",
+    "weighted_sum",
+]
