@@ -53,7 +53,7 @@ class Layout:
 
     def __init__(self, tensors: Mapping[str, Tensor]) -> None:
         """Lay out ``tensors``, whose keys are canonical."""
-        first_alias = _first_aliases(tensors)
+        first_alias = first_aliases(tensors)
         self.sizes: dict[torch.dtype, int] = {}
         placed: dict[str, Entry] = {}
         for key in sorted(key for key, first in first_alias.items() if key == first):
@@ -137,7 +137,7 @@ class FlatState:
             InputError: an entry is not a plain dense tensor.
         """
         canonical = canonical_keys(state)
-        tensors = {canonical[key]: _plain(value, key, name) for key, value in state.items()}
+        tensors = {canonical[key]: plain_tensor(value, key, name) for key, value in state.items()}
         if device is None and tensors:
             device = next(iter(tensors.values())).device
         flat = cls.zeros(Layout(tensors), device=device)
@@ -218,7 +218,7 @@ class Binding:
         tensors = module.state_dict(keep_vars=True)
         canonical = canonical_keys(tensors)
         name = f"the module {type(module).__name__}"
-        layout = Layout({canonical[key]: _plain(value, key, name) for key, value in tensors.items()})
+        layout = Layout({canonical[key]: plain_tensor(value, key, name) for key, value in tensors.items()})
         flat.layout.check(layout, name=name, expected="the flat state")
         unique = {id(tensor): (canonical[key], tensor) for key, tensor in tensors.items()}
         for key, tensor in unique.values():
@@ -249,7 +249,7 @@ class Binding:
         self.undo()
 
 
-def _first_aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
+def first_aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     """Map each key to the first key (in sorted order) whose tensor is the same memory, seen the same way."""
     serial = itertools.count()
     seen: dict[object, str] = {}
@@ -263,7 +263,7 @@ def _first_aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
     return first
 
 
-def _plain(value: object, key: str, name: str) -> Tensor:
+def plain_tensor(value: object, key: str, name: str) -> Tensor:
     """``value`` as a plain dense tensor without gradient, or an ``InputError`` that names its key."""
     if not isinstance(value, Tensor):
         raise InputError(

@@ -15,13 +15,14 @@ from torch import Tensor, nn
 from isthmus import merging, norms, ops
 from isthmus.errors import InputError, IsthmusWarning
 from isthmus.flat import FlatState, canonical_keys
+from isthmus.merging.sources import Source
 from isthmus.preserve import preserved_model, preserved_random_states
 
 from . import metrics
 from .evaluate import Data, materialise
 from .result import PathResult
 from .scan import MIDPOINT, A, B, Evaluate, Scan
-from .sources import Source, load_source
+from .sources import load_source
 
 Progress = Callable[[int, int, dict[str, dict[str, float]]], None]
 

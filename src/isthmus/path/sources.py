@@ -1,17 +1,12 @@
-"""Models from wherever they are, as flat states of one layout."""
+"""The ends of a scan as flat states of one layout, that of the model."""
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
-
 import torch
-from torch import Tensor, nn
 
 from isthmus.errors import InputError
 from isthmus.flat import FlatState, Layout
-
-Source = nn.Module | Mapping[str, Tensor] | FlatState | str | os.PathLike[str]
+from isthmus.merging.sources import Source, read_state
 
 
 def load_source(source: Source, layout: Layout, name: str, device: torch.device) -> FlatState:
@@ -27,20 +22,7 @@ def load_source(source: Source, layout: Layout, name: str, device: torch.device)
         InputError: the source does not have the model's tensors, or tied ones differ.
         FileError: the file is missing or not a safetensors file.
     """
-    if isinstance(source, FlatState):
-        tensors: Mapping[str, Tensor] = source.to_state_dict()
-    elif isinstance(source, nn.Module):
-        tensors = source.state_dict(keep_vars=True)
-    elif isinstance(source, Mapping):
-        tensors = source
-    elif isinstance(source, (str, os.PathLike)):
-        from isthmus.io import load_state
-
-        tensors, name = load_state(source), f"{name} ({os.fspath(source)})"
-    else:
-        raise InputError(
-            f"{name} is a {type(source).__name__}, expected a module, a state dict, a FlatState or the path of a file."
-        )
+    tensors, name = read_state(source, name)
     flat = FlatState.from_state_dict(tensors, name=name, device=device)
     if _untied(flat.layout) == _untied(layout):
         flat = _tied(flat, layout, name)

@@ -1,0 +1,70 @@
+"""Models from wherever they are, as tensors by canonical key."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from torch import Tensor, nn
+
+from isthmus.errors import InputError
+from isthmus.flat import FlatState, canonical_keys, plain_tensor
+
+Source = nn.Module | Mapping[str, Tensor] | FlatState | str | os.PathLike[str]
+
+
+class Model(NamedTuple):
+    """A model's own tensors, without gradients and without copies.
+
+    Attributes:
+        name: what error messages call it.
+        tensors: canonical key -> tensor, in the order of the source.
+        prefix: what was stripped from every key.
+    """
+
+    name: str
+    tensors: dict[str, Tensor]
+    prefix: str
+
+
+def read_state(source: Source, name: str) -> tuple[Mapping[str, Tensor], str]:
+    """The entries of a source under its own keys, and its name with the file's path if it is one.
+
+    Files are mapped into memory: tensors of a file are read when they are first used.
+
+    Raises:
+        InputError: the source is none of the kinds that are known.
+        FileError: the file is missing or not a safetensors file.
+    """
+    if isinstance(source, FlatState):
+        return source.to_state_dict(), name
+    if isinstance(source, nn.Module):
+        return source.state_dict(keep_vars=True), name
+    if isinstance(source, Mapping):
+        return source, name
+    if isinstance(source, (str, os.PathLike)):
+        from isthmus.io import load_state
+
+        return load_state(source), f"{name} ({os.fspath(source)})"
+    raise InputError(
+        f"{name} is a {type(source).__name__}, expected a module, a state dict, a FlatState or the path of a file."
+    )
+
+
+def read_model(source: Source, name: str) -> Model:
+    """The tensors of a source by canonical key.
+
+    Args:
+        source: a module, a state dict, a ``FlatState``, or the path of a safetensors file.
+        name: what error messages call it.
+
+    Raises:
+        InputError: the source is none of these, or an entry is not a plain dense tensor (a DTensor, for instance).
+        FileError: the file is missing or not a safetensors file.
+    """
+    state, name = read_state(source, name)
+    canonical = canonical_keys(state)
+    tensors = {canonical[key]: plain_tensor(value, key, name) for key, value in state.items()}
+    first = next(iter(canonical), "")
+    return Model(name, tensors, first.removesuffix(canonical.get(first, "")))
