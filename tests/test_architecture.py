@@ -31,7 +31,7 @@ ALLOWED = {
     "io": set(),
     "spherical": set(),
     "methods": set(),
-    "merging": {"ops", "flat", "methods", "spherical", "io", "preserve"},
+    "merging": {"ops", "flat", "methods", "spherical", "io", "norms", "preserve"},
     "path": {"merging", "ops", "flat", "norms", "preserve", "io"},
     "train": {"path", "merging", "ops", "flat", "norms", "io"},
     "cli": {"train", "path", "merging", "ops", "flat", "norms", "io", "_dispatch"},
