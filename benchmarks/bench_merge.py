@@ -9,6 +9,7 @@ from __future__ import annotations
 import pytest
 import torch
 
+import isthmus
 from isthmus import ops
 
 from . import peers
@@ -22,7 +23,7 @@ ADAPTERS, RANK, WIDTH = 448, 16, 4096  # both matrices of seven projections in e
 
 @pytest.fixture(scope="module")
 def models():
-    """Eight models, whose entries are those of task vectors too: most are small and a few large."""
+    """Eight models, or task vectors, of normal entries."""
     generator = torch.Generator().manual_seed(0)
     return [torch.empty(COUNT).normal_(generator=generator).mul_(0.01) for _ in range(8)]
 
@@ -65,6 +66,7 @@ def bench_thresholds_alone(measure, models):
     measure(lambda: ops.thresholds(deltas, DENSITY), bytes_moved=4 * deltas[0].nbytes)
 
 
+@pytest.mark.filterwarnings("ignore:entries equal to the threshold")  # of bfloat16 magnitudes, many equal the threshold
 @pytest.mark.parametrize("step", ["both sweeps", "consensus alone"])
 def bench_ties_of_bf16(measure, models, out, step):
     deltas, narrow = models[:4], [model.bfloat16() for model in models[:4]]
@@ -119,6 +121,24 @@ def bench_rule(measure, models, out, method):
         peers={"mergekit": lambda: mergekit(method, models[:count], **parameters)},
         peer_rounds=PEER_ROUNDS,
     )
+
+
+def bench_merge_of_state_dicts(measure, models):
+    """A whole call, with its checks and a new output, whose pages are touched for the first time."""
+    mergekit = peers.mergekit()
+    keys = [f"layer{i}.weight" for i in range(20)]
+    base, *others = [dict(zip(keys, model.chunk(len(keys)), strict=True)) for model in models[:5]]
+    shared = {"density": [DENSITY] * 4}
+
+    def tool():
+        rows = {key: [base[key], *(model[key] for model in others)] for key in keys}
+        return {key: mergekit("ties", row, base_index=0, weight=WEIGHTS, **shared) for key, row in rows.items()}
+
+    def call():
+        return isthmus.merge(others, base=base, method="ties", preset="mergekit", weights=WEIGHTS, **shared)
+
+    torch.testing.assert_close(call(), tool())
+    measure(call, bytes_moved=11 * models[0].nbytes, peers={"mergekit": tool}, peer_rounds=PEER_ROUNDS)
 
 
 def bench_adapters(measure):
