@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from . import _dispatch
-from .reference import compute_dtype
+from .reference import Cuts, Plan, Random, Stats, compute_dtype, consensus_gradient
 
 _library = torch.library.Library("isthmus", "DEF")
 _library.define("lerp(Tensor a, Tensor b, Tensor weight, str backend) -> Tensor")
@@ -22,6 +22,14 @@ _library.define("lerp_out(Tensor a, Tensor b, Tensor weight, str backend, *, Ten
 _library.define("weighted_sum(Tensor[] tensors, Tensor weights, str backend) -> Tensor")
 _library.define("weighted_sum_out(Tensor[] tensors, Tensor weights, str backend, *, Tensor(out!) out) -> ()")
 
+# A plan as arguments, and the columns, base first, one after the other.
+_PLAN = (
+    "Tensor[] tensors, Tensor weights, Tensor scaling, Tensor?[] tables, int[]? lengths, int[]? starts, "
+    "bool based, bool tally_rows, bool inverse, str vote, str zero_sign, str merge_func, str divisor"
+)
+_library.define(f"consensus({_PLAN}, str backend) -> (Tensor[], Tensor)")
+_library.define(f"consensus_out({_PLAN}, str backend, *, Tensor(out!)[] out) -> Tensor")
+_library.define(f"consensus_backward(Tensor[] gradients, {_PLAN}) -> Tensor[]")
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _functorch_level = torch._C._functorch.peek_interpreter_stack
@@ -156,3 +164,160 @@ def weighted_sum(tensors: Sequence[Tensor], weights: Tensor, *, out: Tensor | No
         return torch.ops.isthmus.weighted_sum(tensors, weights, backend)  # type: ignore[no-any-return]
     torch.ops.isthmus.weighted_sum_out(tensors, weights, backend, out=out)
     return out
+
+
+# Consensus is one op for all rows, because a majority may be that of all of them.
+
+
+def _flat_plan(columns: Sequence[list[Tensor]], plan: Plan) -> tuple[Any, ...]:
+    """The columns and the plan as the arguments of the ops."""
+    keep, drop, random = plan.keep, plan.drop, plan.random
+    tables = [
+        *((None, None) if keep is None else keep),
+        *((None, None) if drop is None else drop),
+        plan.rescale,
+        *((None, None, None) if random is None else (random.keys, random.density, random.epsilon)),
+    ]
+    return (
+        [tensor for column in columns for tensor in column],
+        plan.weights,
+        plan.scaling,
+        tables,
+        plan.lengths,
+        None if random is None else random.starts,
+        plan.based,
+        plan.tally_rows,
+        random is not None and random.inverse,
+        plan.vote,
+        plan.zero_sign,
+        plan.merge_func,
+        plan.divisor,
+    )
+
+
+def _nested_plan(
+    tensors: list[Tensor],
+    weights: Tensor,
+    scaling: Tensor,
+    tables: list[Tensor | None],
+    lengths: list[int] | None,
+    starts: list[int] | None,
+    based: bool,
+    tally_rows: bool,
+    inverse: bool,
+    vote: str,
+    zero_sign: str,
+    merge_func: str,
+    divisor: str,
+) -> tuple[list[list[Tensor]], Plan]:
+    """The inverse of ``_flat_plan``."""
+    rows = len(scaling)
+    columns = [list(tensors[at : at + rows]) for at in range(0, len(tensors), rows)]
+    keep_value, keep_index, drop_value, drop_index, rescale, keys, density, epsilon = tables
+    plan = Plan(
+        based=based,
+        weights=weights,
+        scaling=scaling,
+        vote=vote,
+        zero_sign=zero_sign,
+        tally_rows=tally_rows,
+        merge_func=merge_func,
+        divisor=divisor,
+        rescale=rescale,
+        keep=None if keep_value is None or keep_index is None else Cuts(keep_value, keep_index),
+        drop=None if drop_value is None or drop_index is None else Cuts(drop_value, drop_index),
+        lengths=None if lengths is None else list(lengths),
+        random=None
+        if keys is None or density is None or starts is None
+        else Random(keys, density, epsilon, inverse, list(starts)),
+    )
+    return columns, plan
+
+
+def _consensus(*args: Any) -> tuple[list[Tensor], Tensor]:
+    columns, plan = _nested_plan(*args[:-1])
+    out = [torch.empty_like(tensor) for tensor in columns[0]]  # of their own: no op returns views of one buffer
+    results, stats = _dispatch.consensus(columns, plan, out=out, backend=args[-1], stats=True)
+    return results, _stats_table(stats)
+
+
+def _consensus_out(*args: Any, out: list[Tensor]) -> Tensor:
+    columns, plan = _nested_plan(*args[:-1])
+    _, stats = _dispatch.consensus(columns, plan, out=list(out), backend=args[-1], stats=True)
+    return _stats_table(stats)
+
+
+def _consensus_backward_kernel(gradients: list[Tensor], *args: Any) -> list[Tensor]:
+    columns, weights, scaling = consensus_gradient(*_nested_plan(*args), gradients)
+    return [*(tensor for column in columns for tensor in column), weights, scaling]
+
+
+def _stats_table(stats: Stats | None) -> Tensor:
+    assert stats is not None  # it was asked for
+    return torch.cat([stats.kept, torch.stack(stats[1:], dim=1)], dim=1)
+
+
+def _fake_consensus(tensors: list[Tensor], weights: Tensor, *args: Any) -> tuple[list[Tensor], Tensor]:
+    return [torch.empty_like(tensor) for tensor in tensors[: len(weights)]], _fake_stats(weights)
+
+
+def _fake_consensus_out(tensors: list[Tensor], weights: Tensor, *args: Any, out: list[Tensor]) -> Tensor:
+    return _fake_stats(weights)
+
+
+def _fake_stats(weights: Tensor) -> Tensor:
+    return weights.new_empty(weights.shape[0], weights.shape[1] + 4, dtype=torch.int64)
+
+
+def _fake_consensus_backward(
+    gradients: list[Tensor], tensors: list[Tensor], weights: Tensor, scaling: Tensor, *args: Any
+) -> list[Tensor]:
+    return [torch.empty_like(tensor) for tensor in (*tensors, weights, scaling)]
+
+
+for _name, _kernel, _fake in (
+    ("consensus", _consensus, _fake_consensus),
+    ("consensus_out", _consensus_out, _fake_consensus_out),
+    ("consensus_backward", _consensus_backward_kernel, _fake_consensus_backward),
+):
+    _library.impl(_name, _kernel, "CompositeExplicitAutograd")
+    torch.library.register_fake(f"isthmus::{_name}", _fake, lib=_library)
+
+
+def _save_consensus(ctx: Any, inputs: tuple[Any, ...], output: Any) -> None:
+    tensors, weights, scaling, tables, *ctx.options, _ = inputs
+    ctx.save_for_backward(weights, scaling, *tables, *tensors)
+    ctx.tables = len(tables)
+
+
+def _consensus_backward(ctx: Any, gradients: list[Tensor], _: Tensor | None) -> tuple[Any, ...]:
+    weights, scaling, *rest = ctx.saved_tensors
+    args = (rest[ctx.tables :], weights, scaling, rest[: ctx.tables], *ctx.options)
+    if torch.is_grad_enabled() and not _dispatch_modes():  # in the open, for a gradient of the gradient
+        results = _consensus_backward_kernel(gradients, *args)
+    else:
+        results = torch.ops.isthmus.consensus_backward(gradients, *args)
+    *to_tensors, to_weights, to_scaling = results
+    need_tensors, need_weights, need_scaling, *others = ctx.needs_input_grad
+    return (
+        [x if need else None for x, need in zip(to_tensors, need_tensors, strict=True)],
+        to_weights if need_weights else None,
+        to_scaling if need_scaling else None,
+        *(None for _ in others),
+    )
+
+
+torch.library.register_autograd("isthmus::consensus", _consensus_backward, setup_context=_save_consensus, lib=_library)
+
+
+def consensus(
+    columns: Sequence[list[Tensor]], plan: Plan, *, out: list[Tensor] | None, backend: str, stats: bool
+) -> tuple[list[Tensor], Stats | None]:
+    """``isthmus.ops.consensus`` of validated columns, the base first."""
+    args = _flat_plan(columns, plan)
+    if out is None:
+        results, table = torch.ops.isthmus.consensus(*args, backend)
+    else:
+        results, table = out, torch.ops.isthmus.consensus_out(*args, backend, out=out)
+    models = plan.weights.shape[1]
+    return list(results), Stats(table[:, :models], *table[:, models:].unbind(1)) if stats else None

@@ -14,8 +14,11 @@ tensors. All functions are safe to call from several threads.
 """
 
 from isthmus._dispatch import choose as choose_backend
+from isthmus.reference import Stats
 
 from ._validate import DTYPES
+from .consensus import consensus
 from .elementwise import lerp, weighted_sum
+from .selection import Thresholds, thresholds
 
-__all__ = ["DTYPES", "choose_backend", "lerp", "weighted_sum"]
+__all__ = ["DTYPES", "Stats", "Thresholds", "choose_backend", "consensus", "lerp", "thresholds", "weighted_sum"]

@@ -63,6 +63,57 @@ def _check_one_element(weight: Tensor) -> None:
         raise InputError(f"weight is a tensor of shape {tuple(weight.shape)}, expected one element.")
 
 
+def models_of(tensors: object, what: str) -> tuple[list[list[Tensor]], list[str], bool]:
+    """The models' tensors, what errors call each model, and whether each is a single tensor."""
+    models = list(tensors) if isinstance(tensors, Sequence | Tensor) else []
+    if not models:
+        raise InputError(f"{what} got no tensors; give a list of at least one, or of one list for each model.")
+    names = [f"tensors[{k}]" for k in range(len(models))]
+    return (
+        [column(model, name) for model, name in zip(models, names, strict=True)],
+        names,
+        isinstance(models[0], Tensor),
+    )
+
+
+def option(name: str, value: object, known: Sequence[str]) -> None:
+    """Check that an option has one of its known values."""
+    if value not in known:
+        raise InputError(f"{name}={value!r} is not known; the values are {', '.join(map(repr, known))}.")
+
+
+def per_model(
+    value: Any, name: str, rows: int, models: int, *, low: float = -math.inf, high: float = math.inf
+) -> list[list[float]]:
+    """A number, one number per model, or per model one per tensor, as a finite number for each row and model."""
+    if isinstance(value, Tensor):
+        value = value.tolist()
+    if isinstance(value, int | float):
+        return [[_number(value, name, low, high)] * models] * rows
+    if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != models:
+        came = f"{len(value)} of them" if isinstance(value, Sequence) else f"a {type(value).__name__}"
+        raise InputError(f"{name} is {came}, expected a number or a list of {models} entries, one for each model.")
+    entries = [entry.tolist() if isinstance(entry, Tensor) else entry for entry in value]
+    if not any(isinstance(entry, Sequence) for entry in entries):
+        return [[_number(entry, name, low, high) for entry in entries]] * rows
+    lists = [list(entry) if isinstance(entry, Sequence) else [entry] * rows for entry in entries]
+    for model, entry in enumerate(lists):
+        if len(entry) != rows:
+            raise InputError(f"{name}[{model}] has {len(entry)} entries, expected {rows}, one for each tensor.")
+    return [[_number(entry, name, low, high) for entry in row] for row in zip(*lists, strict=True)]
+
+
+def _number(value: Any, name: str, low: float, high: float) -> float:
+    try:
+        number = float(value)
+    except (TypeError, ValueError):
+        raise InputError(f"{name} holds a {type(value).__name__}, expected numbers.") from None
+    if not (low <= number <= high and math.isfinite(number)):
+        expected = "a finite number" if high == math.inf == -low else f"a number from {low:g} to {high:g}"
+        raise InputError(f"{name} is {number}, expected {expected}.")
+    return number
+
+
 def validate(columns: Sequence[list[Tensor]], names: Sequence[str], out: list[Tensor] | None) -> Any:
     """Check that rows of tensors can be combined, and that outputs alias at most one input of their own row.
 

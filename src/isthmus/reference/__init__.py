@@ -9,7 +9,7 @@ On the CPU these functions flush subnormal numbers if ``torch.set_flush_denormal
 never do.
 """
 
-from .consensus import Plan, Random, Stats, consensus, l1
+from .consensus import Plan, Random, Stats, consensus, consensus_gradient, l1
 from .elementwise import compute_dtype, lerp, narrow, weighted_sum
 from .random import philox, random_keys, random_words
 from .reductions import gram
@@ -25,6 +25,7 @@ __all__ = [
     "Stats",
     "compute_dtype",
     "consensus",
+    "consensus_gradient",
     "gram",
     "l1",
     "lerp",

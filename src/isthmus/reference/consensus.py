@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -90,6 +90,22 @@ class Stats(NamedTuple):
     conflicts: Tensor
 
 
+class _Row(NamedTuple):
+    """The merge of one row; flat tensors over its entries, and lists of one for each model."""
+
+    shape: torch.Size
+    base: Tensor | None
+    scaled: list[Tensor]  # ρᵢ
+    factors: list[Tensor]  # rᵢ
+    kept: list[Tensor]  # the masks of the survivors
+    vote: _Vote
+    agrees: list[Tensor]  # the masks of those that are merged
+    slope: list[Tensor]  # the derivative of the numerator in the terms that are merged
+    divisor: Tensor
+    merged: Tensor
+    empty: Tensor  # the mask of the entries to which no model contributes
+
+
 class _Vote(NamedTuple):
     """The vote over one row; masks over its entries."""
 
@@ -112,33 +128,48 @@ def consensus(
         dtypes: of the results; by default those of the first column.
         stats: count, too.
     """
-    rows = [[_real(tensor) for tensor in row] for row in zip(*columns, strict=True)]
-    offsets = _piece_offsets(rows, plan)
-    tally = torch.zeros(len(rows), dtype=torch.int64)
-    if plan.vote != "none" and plan.zero_sign == "majority":
-        for index, row in enumerate(rows):
-            vote = _vote(plan, index, *_survivors(plan, index, offsets[index], row))
-            tally[index] = vote.positive.sum() - vote.negative.sum()
-        if not plan.tally_rows:
-            tally = tally.sum().expand(len(rows))
     results, counts = [], []
-    for index, row in enumerate(rows):
-        scaled, kept = _survivors(plan, index, offsets[index], row)
-        vote = _vote(plan, index, scaled, kept)
-        merged, empty = _combine(plan, index, scaled, kept, vote, majority=int(tally[index]))
-        change = plan.scaling[index].to(merged) * merged
-        if plan.based:
-            base = row[0].reshape(-1).to(merged.dtype)
-            whole = torch.where(empty, base, base + change)
-        else:
-            whole = torch.where(empty, 0.0, change)
-        first = columns[0][index]
-        dtype = first.dtype if dtypes is None else dtypes[index]
-        result = narrow(whole, dtype.to_real()).view(row[0].shape)
+    for index, row in enumerate(_rows(columns, plan)):
+        change = plan.scaling[index].to(row.merged) * row.merged
+        whole = torch.where(row.empty, 0.0, change)
+        if row.base is not None:
+            whole = torch.where(row.empty, row.base, row.base + change)
+        dtype = columns[0][index].dtype if dtypes is None else dtypes[index]
+        result = narrow(whole, dtype.to_real()).view(row.shape)
         results.append(torch.view_as_complex(result) if dtype.is_complex else result)
         if stats:
-            counts.append(_count(kept, vote))
+            counts.append(_count(row.kept, row.vote))
     return results, _stats(counts, plan.weights.shape[1]) if stats else None
+
+
+def consensus_gradient(
+    columns: Sequence[list[Tensor]], plan: Plan, gradients: Sequence[Tensor]
+) -> tuple[list[list[Tensor]], Tensor, Tensor]:
+    """The gradients in the tensors, weights and scaling, of the results' gradients; masks and signs held fixed.
+
+    With cᵢ = ∂m/∂tᵢ of the merged task vector m in the terms tᵢ = wᵢρᵢ: ∂/∂xᵢ = λ cᵢ wᵢ rᵢ, ∂/∂b = 1 - Σ ∂/∂xᵢ,
+    ∂/∂wᵢ = Σ λ (cᵢ ρᵢ - m/D [if D = Σ w]) and ∂/∂λ = Σ m. Gradients flow through this function too.
+    """
+    to_columns: list[list[Tensor]] = [[] for _ in columns]
+    to_weights, to_scaling = [], []
+    for index, row in enumerate(_rows(columns, plan)):
+        gradient = torch.where(row.empty, 0.0, _real(gradients[index]).reshape(-1).to(row.merged))
+        to_scaling.append((gradient * row.merged).double().sum())
+        gradient = plan.scaling[index].to(row.merged) * gradient
+        to_base = _real(gradients[index]).reshape(-1).to(row.merged)
+        for model, (rho, agree) in enumerate(zip(row.scaled, row.agrees, strict=True)):
+            term = torch.where(agree, gradient * row.slope[model] / row.divisor, 0.0)
+            weight = term * rho
+            if plan.merge_func == "mean" and plan.divisor == "weight":
+                weight = weight - torch.where(agree, gradient * row.merged / row.divisor, 0.0)
+            to_weights.append(torch.where(agree, weight, 0.0).double().sum())
+            x = term * plan.weights[index, model].to(term) * row.factors[model]
+            to_columns[model + plan.based].append(_like(x, columns[model + plan.based][index]))
+            to_base = to_base - x
+        if plan.based:
+            to_columns[0].append(_like(to_base, columns[0][index]))
+    weights, scaling = torch.stack(to_weights).cpu(), torch.stack(to_scaling).cpu()
+    return to_columns, weights.view(plan.weights.shape), scaling
 
 
 def l1(columns: Sequence[list[Tensor]], plan: Plan) -> Tensor:
@@ -148,7 +179,7 @@ def l1(columns: Sequence[list[Tensor]], plan: Plan) -> Tensor:
     sums = torch.zeros(*plan.weights.shape, 2, dtype=torch.float64)
     for index, row in enumerate(rows):
         for model in range(plan.weights.shape[1]):
-            tau = task_vector(row, plan.based, model)
+            tau = task_vector(row, plan.based, model).detach()
             magnitude = tau.abs().double()
             kept = _kept(plan, index, model, offsets[index], tau)
             both = torch.stack([magnitude, torch.where(kept, magnitude, 0.0)])
@@ -156,8 +187,50 @@ def l1(columns: Sequence[list[Tensor]], plan: Plan) -> Tensor:
     return sums
 
 
+def _rows(columns: Sequence[list[Tensor]], plan: Plan) -> Iterator[_Row]:
+    """The merge of each row; where the majority counts all rows, after a tally of all of them."""
+    rows = [[_real(tensor) for tensor in row] for row in zip(*columns, strict=True)]
+    offsets = _piece_offsets(rows, plan)
+    tally = torch.zeros(len(rows), dtype=torch.int64)
+    if plan.vote != "none" and plan.zero_sign == "majority":
+        for index, row in enumerate(rows):
+            scaled, _, kept = _survivors(plan, index, offsets[index], row)
+            vote = _vote(plan, index, scaled, kept)
+            tally[index] = vote.positive.sum() - vote.negative.sum()
+        if not plan.tally_rows:
+            tally = tally.sum().expand(len(rows))
+    for index, row in enumerate(rows):
+        scaled, factors, kept = _survivors(plan, index, offsets[index], row)
+        vote = _vote(plan, index, scaled, kept)
+        weights = [plan.weights[index, model].to(rho) for model, rho in enumerate(scaled)]
+        terms = [w * rho for w, rho in zip(weights, scaled, strict=True)]
+        agrees, negative = _agreeing(plan, scaled, kept, vote, majority=int(tally[index]))
+        empty = ~(functools.reduce(operator.or_, agrees) | vote.invalid)
+        slope = [torch.ones_like(term) for term in terms]
+        divisor = torch.ones_like(terms[0])
+        if plan.merge_func == "max":
+            agrees = _largest(terms, agrees)
+            if plan.vote != "none":
+                slope = [torch.where(negative, -term.sign(), term.sign()) for term in terms]
+                terms = [torch.where(negative, -term.abs(), term.abs()) for term in terms]
+        elif plan.merge_func == "mean":
+            shares = [w.expand_as(term) for w, term in zip(weights, terms, strict=True)]
+            total, _ = _fold(slope if plan.divisor == "count" else shares, agrees)
+            divisor = torch.where(total == 0, 1.0, total)
+        numerator, _ = _fold(terms, agrees)
+        merged = torch.where(vote.invalid, torch.nan, numerator / divisor)
+        base = row[0].reshape(-1).to(merged.dtype) if plan.based else None
+        yield _Row(row[0].shape, base, scaled, factors, kept, vote, agrees, slope, divisor, merged, empty)
+
+
 def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _like(x: Tensor, tensor: Tensor) -> Tensor:
+    """Flat real numbers with the shape and dtype of a tensor."""
+    shaped = x.view(_real(tensor).shape)
+    return (torch.view_as_complex(shaped) if tensor.is_complex() else shaped).to(tensor.dtype)
 
 
 def _piece_offsets(rows: Sequence[Sequence[Tensor]], plan: Plan) -> list[int]:
@@ -170,19 +243,23 @@ def _piece_offsets(rows: Sequence[Sequence[Tensor]], plan: Plan) -> list[int]:
     return offsets[:-1]
 
 
-def _survivors(plan: Plan, index: int, offset: int, row: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
-    """ρᵢ of each model, and the mask of those entries that survive."""
-    scaled, kept = [], []
+def _survivors(
+    plan: Plan, index: int, offset: int, row: Sequence[Tensor]
+) -> tuple[list[Tensor], list[Tensor], list[Tensor]]:
+    """ρᵢ and rᵢ of each model, and the mask of those entries that survive."""
+    scaled, factors, kept = [], [], []
     for model in range(plan.weights.shape[1]):
         tau = task_vector(row, plan.based, model)
         kept.append(_kept(plan, index, model, offset, tau))
+        factor = torch.ones((), dtype=tau.dtype, device=tau.device)
         if plan.rescale is not None:
-            tau = plan.rescale[index, model].to(tau) * tau
+            factor = plan.rescale[index, model].to(tau)
         elif plan.random is not None and plan.random.inverse:
             p = _density(plan, plan.random, index, model, tau)
-            tau = torch.where(p > 0, 1 / p, 1.0).to(tau.dtype) * tau
-        scaled.append(tau)
-    return scaled, kept
+            factor = torch.where(p > 0, 1 / p, 1.0).to(tau.dtype)
+        scaled.append(factor * tau)
+        factors.append(factor)
+    return scaled, factors, kept
 
 
 def _kept(plan: Plan, index: int, model: int, offset: int, tau: Tensor) -> Tensor:
@@ -248,47 +325,32 @@ def _fold(terms: Sequence[Tensor], masks: Sequence[Tensor]) -> tuple[Tensor, Ten
     return total, seen
 
 
-def _combine(
-    plan: Plan, index: int, scaled: list[Tensor], kept: list[Tensor], vote: _Vote, *, majority: int
-) -> tuple[Tensor, Tensor]:
-    """The merged task vector of one row, and the mask of the entries to which no model contributes."""
-    weights = [plan.weights[index, model].to(rho) for model, rho in enumerate(scaled)]
-    products = [w * rho for w, rho in zip(weights, scaled, strict=True)]
+def _agreeing(
+    plan: Plan, scaled: list[Tensor], kept: list[Tensor], vote: _Vote, *, majority: int
+) -> tuple[list[Tensor], Tensor]:
+    """The masks of the survivors that are merged, and the mask of the entries whose elected sign is negative."""
+    positive, negative = vote.positive, vote.negative
     if plan.vote == "none":
-        agrees = [mask & (rho != 0) for mask, rho in zip(kept, scaled, strict=True)]
-    else:
-        positive, negative = vote.positive, vote.negative
-        if plan.zero_sign == "positive" or (plan.zero_sign == "majority" and majority > 0):
-            positive = positive | vote.cancelled
-        elif plan.zero_sign != "zero":
-            negative = negative | vote.cancelled
-        agrees = [
-            mask & ((positive & (term > 0)) | (negative & (term < 0)))
-            for mask, term in zip(kept, vote.terms, strict=True)
-        ]
-    any_agrees = functools.reduce(operator.or_, agrees)
-    if plan.merge_func == "max":
-        merged = _largest(products, agrees)
-        if plan.vote != "none":
-            merged = torch.where(negative, -merged.abs(), merged.abs())
-    else:
-        merged, _ = _fold(products, agrees)
-        if plan.merge_func == "mean":
-            if plan.divisor == "count":
-                divisor = functools.reduce(torch.add, (agree.to(merged.dtype) for agree in agrees))
-            else:
-                divisor, _ = _fold([w.expand_as(merged) for w in weights], agrees)
-            merged = merged / torch.where(divisor == 0, 1.0, divisor)
-    return torch.where(vote.invalid, torch.nan, merged), ~(any_agrees | vote.invalid)
+        return [mask & (rho != 0) for mask, rho in zip(kept, scaled, strict=True)], negative
+    if plan.zero_sign == "positive" or (plan.zero_sign == "majority" and majority > 0):
+        positive = positive | vote.cancelled
+    elif plan.zero_sign != "zero":
+        negative = negative | vote.cancelled
+    agrees = [
+        mask & ((positive & (term > 0)) | (negative & (term < 0))) for mask, term in zip(kept, vote.terms, strict=True)
+    ]
+    return agrees, negative
 
 
-def _largest(products: list[Tensor], agrees: list[Tensor]) -> Tensor:
-    """The term of largest magnitude among those that agree, the first of equals; NaN if one is."""
-    best, seen = torch.zeros_like(products[0]), torch.zeros_like(agrees[0])
-    for term, agree in zip(products, agrees, strict=True):
+def _largest(terms: list[Tensor], agrees: list[Tensor]) -> list[Tensor]:
+    """Of the terms that agree the masks of the largest, the first of equals; of a NaN if there is one."""
+    best, seen = torch.zeros_like(terms[0]), torch.zeros_like(agrees[0])
+    chosen: list[Tensor] = []
+    for term, agree in zip(terms, agrees, strict=True):
         better = agree & (~seen | (term.abs() > best.abs()) | term.isnan())
+        chosen = [*(mask & ~better for mask in chosen), better]
         best, seen = torch.where(better, term, best), seen | agree
-    return best
+    return chosen
 
 
 def _count(kept: list[Tensor], vote: _Vote) -> list[int]:

@@ -111,7 +111,7 @@ def _blocks(
     parts = []
     first = 0
     for row, tensors in enumerate(zip(*columns, strict=True)):
-        part = task_vector(tensors, based, model).abs().double()
+        part = task_vector(tensors, based, model).detach().abs().double()
         if groups.whole:
             parts.append((row, part))
             continue
