@@ -17,15 +17,18 @@ from isthmus.merging.fisher import BLOCK, fisher_average, fisher_diagonal
 
 
 def average(models, fishers, weights=None, *, dtypes=None, keys=None, **options):
-    """Merge lists of tensors by key; unless given, weights are 1 and dtypes those of the first model."""
-    return fisher_average(
+    """Merge tensors by key into new ones; unless given, weights are 1 and dtypes those of the first model."""
+    dtypes = dtypes or {key: value.dtype for key, value in models[0].items()}
+    out = {key: torch.empty_like(value, dtype=dtypes[key]) for key, value in models[0].items()}
+    written = fisher_average(
         models,
         fishers,
         dict.fromkeys(models[0], weights or [1.0] * len(models)),
+        out,
         keys=keys or models[0].keys(),
-        dtypes=dtypes or {key: value.dtype for key, value in models[0].items()},
         **options,
     )
+    return {key: out[key] for key in written}
 
 
 def one(*values, dtype=torch.float64):
@@ -126,6 +129,16 @@ def test_blocks_strides_and_empty_tensors():
     assert merged["e"].shape == (0, 3)
 
 
+def test_out_may_be_an_input_and_of_any_strides():
+    random = torch.Generator().manual_seed(0)
+    for lay in (torch.Tensor.contiguous, lambda x: x.to(memory_format=torch.channels_last)):
+        models = [{"w": lay(torch.randn(2, 3, 4, 5, generator=random))} for _ in range(2)]
+        fishers = [{"w": torch.rand(2, 3, 4, 5, generator=random)} for _ in range(2)]
+        expected = average(models, fishers)["w"]
+        assert fisher_average(models, fishers, {"w": [1.0, 1.0]}, models[1], keys={"w"}) == ["w"]
+        assert torch.equal(models[1]["w"], expected)
+
+
 def test_nan_propagates_and_prefixes_are_stripped():
     fishers = [{"module.w": torch.tensor([1.0, 1.0])}] * 2
     assert torch.equal(average(one([1.0, 2.0], [math.nan, 4.0]), fishers)["w"].isnan(), torch.tensor([True, False]))
@@ -156,7 +169,7 @@ def test_only_keys_with_fishers_come_back():
         (one([1.0, 1.0], [1.0, 1.0]), {"epsilon": -1e-6}, "epsilon is -1e-06"),
         (one([1.0, 1.0], [1.0, 1.0]), {"epsilon": math.nan}, "epsilon is nan"),
         (one([1.0, 1.0], [1.0, 1.0]), {"weights": [1.0, -1.0]}, "the weights for 'w' are"),
-        (one([1.0, 1.0], [1.0, 1.0]), {"weights": [0.0, 0.0]}, "the weights for 'w' are"),
+        (one([1.0, 1.0], [1.0, 1.0]), {"weights": [0.0, 0.0]}, "the weights 0.0, 0.0 sum to zero"),
     ],
 )
 def test_bad_input(fishers, options, message):

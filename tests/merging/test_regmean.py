@@ -16,15 +16,19 @@ from isthmus.errors import InputError, IsthmusWarning
 from isthmus.merging.regmean import collect_grams, regmean
 
 
-def merge(models, grams, weights=None, *, keys=None, dtypes=None, **options):
-    return regmean(
+def merge(models, grams, weights=None, *, dtypes=None, keys=None, **options):
+    """Merge tensors by key into new ones; unless given, weights are 1 and dtypes those of the first model."""
+    dtypes = dtypes or {key: value.dtype for key, value in models[0].items()}
+    out = {key: torch.empty_like(value, dtype=dtypes[key]).detach() for key, value in models[0].items()}
+    written = regmean(
         models,
         grams,
         dict.fromkeys(models[0], weights or [1.0] * len(models)),
+        out,
         keys=keys or models[0].keys(),
-        dtypes=dtypes or {key: value.dtype for key, value in models[0].items()},
         **options,
     )
+    return {key: out[key] for key in written}
 
 
 def one(*values, dtype=torch.float64):
@@ -194,6 +198,17 @@ def test_squares_that_underflow():
     grams = [{"w": torch.tensor([[1.0, 1e-30], [1e-30, 0.0]])}] * 2
     merged = merge(one([[1.0, 2.0]], [[3.0, 6.0]]), grams)["w"]
     torch.testing.assert_close(merged, torch.tensor([[2.0, 4.0]], dtype=torch.float64), rtol=1e-12, atol=0)
+
+
+def test_out_may_be_an_input_and_of_any_strides():
+    random = torch.Generator().manual_seed(0)
+    for lay in (torch.Tensor.contiguous, lambda x: x.to(memory_format=torch.channels_last)):
+        models = [{"w": lay(torch.randn(2, 3, 4, 1, generator=random))} for _ in range(2)]
+        inputs = [torch.randn(20, 12, generator=random) for _ in range(2)]
+        grams = [{"w": x.T @ x} for x in inputs]
+        expected = merge(models, grams)["w"]
+        assert regmean(models, grams, {"w": [1.0, 1.0]}, models[1], keys={"w"}) == ["w"]
+        assert torch.equal(models[1]["w"], expected)
 
 
 def test_empty_layers():

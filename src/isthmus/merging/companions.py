@@ -10,6 +10,7 @@ from torch import Tensor, nn
 
 from isthmus.errors import InputError
 from isthmus.flat import canonical_keys
+from isthmus.spherical import normalised
 
 
 def aligned(
@@ -61,11 +62,9 @@ def proportions(weights: Sequence[float], key: str) -> list[float]:
     Raises:
         InputError: a weight is negative or not finite, or their sum is zero.
     """
-    if not all(math.isfinite(weight) and weight >= 0 for weight in weights) or not sum(weights) > 0:
-        raise InputError(
-            f"the weights for {key!r} are {list(weights)}, expected finite numbers of at least 0 whose sum is positive."
-        )
-    return [weight / sum(weights) for weight in weights]
+    if not all(math.isfinite(weight) and weight >= 0 for weight in weights):
+        raise InputError(f"the weights for {key!r} are {list(weights)}, expected finite numbers of at least 0.")
+    return normalised(weights)
 
 
 def average(tensors: Sequence[Tensor], weights: Sequence[float]) -> Tensor:

@@ -31,12 +31,12 @@ def fisher_average(
     models: Sequence[Mapping[str, Tensor]],
     fishers: Sequence[Mapping[str, Tensor]] | None,
     weights: Mapping[str, Sequence[float]],
+    out: Mapping[str, Tensor],
     *,
     epsilon: float = 1e-6,
     normalize_fishers: bool = False,
     keys: Collection[str],
-    dtypes: Mapping[str, torch.dtype],
-) -> dict[str, Tensor]:
+) -> list[str]:
     r"""The Fisher-weighted mean of the entries that have Fishers.
 
     .. math:: \theta = \frac{\sum_i c_i \theta_i}{\sum_i c_i}, \qquad c_i = w_i\, (F_i + \varepsilon)
@@ -57,13 +57,13 @@ def fisher_average(
             each model. Prefixes that all keys share are stripped. Keys are those of ``keys``; what is not in ``models``
             is left out.
         weights: key -> a weight for each model, not negative.
+        out: key -> where to write; it may be exactly one model's tensor.
         epsilon: what is added to every Fisher, at least 0.
         normalize_fishers: whether to divide each model's Fishers by their norm.
         keys: all canonical keys of the models, merged or not.
-        dtypes: key -> dtype of the result.
 
     Returns:
-        Merged tensors for the keys that are in ``models`` and in ``fishers``.
+        The keys that are in ``models`` and in ``fishers``, in the order of the models: what was written.
 
     Raises:
         InputError: the Fishers do not fit the models, are negative or not finite, or a model's are all zero where they
@@ -74,25 +74,27 @@ def fisher_average(
     diagonals = aligned(fishers, len(models), keys, "fishers", "isthmus.fisher_diagonal")
     covered = [key for key in models[0] if key in diagonals[0]]
     _check(models, diagonals, covered)
+    shares = {key: proportions(weights[key], key) for key in covered}
     scales = [_inverse_norm(diagonal, covered, i) if normalize_fishers else 1.0 for i, diagonal in enumerate(diagonals)]
-    merged = {}
     for key in covered:
-        shares = proportions(weights[key], key)
+        target = out[key]
+        flat = target.view(-1) if target.is_contiguous() else torch.empty_like(target.flatten())
         tensors = [model[key].detach().reshape(-1) for model in models]
-        fisher = [diagonal[key].detach().to(tensors[0].device).reshape(-1) for diagonal in diagonals]
-        out = torch.empty(models[0][key].shape, dtype=dtypes[key], device=tensors[0].device)
-        for start in range(0, out.numel(), BLOCK):
+        fisher = [diagonal[key].detach().to(target.device).reshape(-1) for diagonal in diagonals]
+        scaled = [share * scale for share, scale in zip(shares[key], scales, strict=True)]
+        for start in range(0, len(flat), BLOCK):
             block = slice(start, start + BLOCK)
             mean = _mean(
                 [to_compute(tensor[block]) for tensor in tensors],
                 [to_compute(diagonal[block]) for diagonal in fisher],
-                shares,
-                [share * scale for share, scale in zip(shares, scales, strict=True)],
+                shares[key],
+                scaled,
                 epsilon,
             )
-            ops.weighted_sum([mean], [1.0], out=out.view(-1)[block])  # rounds once
-        merged[key] = out
-    return merged
+            ops.weighted_sum([mean], [1.0], out=flat[block])  # rounds once
+        if not target.is_contiguous():
+            target.copy_(flat.view(target.shape))
+    return covered
 
 
 def _mean(

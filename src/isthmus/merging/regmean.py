@@ -33,11 +33,11 @@ def regmean(
     models: Sequence[Mapping[str, Tensor]],
     grams: Sequence[Mapping[str, Tensor]] | None,
     weights: Mapping[str, Sequence[float]],
+    out: Mapping[str, Tensor],
     *,
     off_diagonal: float = 0.95,
     keys: Collection[str],
-    dtypes: Mapping[str, torch.dtype],
-) -> dict[str, Tensor]:
+) -> list[str]:
     r"""Merge the linear layers that have Gram matrices by regression.
 
     With weights :math:`W_i` of shape (out, in), Gram matrices :math:`G_i = X_i^\top X_i` of the layer's inputs and
@@ -63,12 +63,12 @@ def regmean(
             Prefixes that all keys share are stripped. Keys are those of ``keys``; what is not in ``models`` is left
             out. A Gram matrix is a sum over examples: models that saw more of them count more.
         weights: key -> a weight for each model, not negative.
+        out: key -> where to write; it may be exactly one model's tensor.
         off_diagonal: :math:`\alpha`, from 0 (each input feature by itself) to 1 (least squares).
         keys: all canonical keys of the models, merged or not.
-        dtypes: key -> dtype of the result.
 
     Returns:
-        Merged tensors for the keys that are in ``models`` and in ``grams``.
+        The keys that are in ``models`` and in ``grams``, in the order of the models: what was written.
 
     Raises:
         InputError: the Gram matrices do not fit the models, or are not finite, symmetric or positive semidefinite; a
@@ -81,25 +81,23 @@ def regmean(
     for key in covered:
         for index, (model, matrix) in enumerate(zip(models, matrices, strict=True)):
             _check(model[key], matrix[key], f"models[{index}][{key!r}]", f"grams[{index}][{key!r}]")
-    merged = {}
+    shares = {key: proportions(weights[key], key) for key in covered}
     for key in covered:
-        shares = proportions(weights[key], key)
-        shape, device = models[0][key].shape, models[0][key].device
+        target = out[key]
         size = len(matrices[0][key])
         layers = [to_compute(model[key]).flatten(1) for model in models]
-        mean = average(layers, shares)
-        system = torch.zeros(size, size, dtype=torch.float64, device=device)
+        mean = average(layers, shares[key])
+        system = torch.zeros(size, size, dtype=torch.float64, device=target.device)
         right = torch.zeros_like(mean.T)
-        for layer, matrix, share in zip(layers, matrices, shares, strict=True):
-            gram = to_compute(matrix[key]).to(device)
+        for layer, matrix, share in zip(layers, matrices, shares[key], strict=True):
+            gram = to_compute(matrix[key]).to(target.device)
             gram = share * (off_diagonal * gram + (1 - off_diagonal) * torch.diag(gram.diagonal()))
             system += gram
             right += gram @ (layer - mean).T
         tolerance = max(SINGULAR, size * max(torch.finfo(matrix[key].dtype).eps for matrix in matrices))
         mean += _solve(system, right, tolerance, key).T
-        out = torch.empty(shape, dtype=dtypes[key], device=device)
-        merged[key] = ops.weighted_sum([mean.reshape(shape)], [1.0], out=out)  # rounds once
-    return merged
+        ops.weighted_sum([mean.view(target.shape)], [1.0], out=target)  # rounds once
+    return covered
 
 
 def _check(weights: Tensor, gram: Tensor, weights_name: str, gram_name: str) -> None:
