@@ -18,12 +18,14 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from isthmus import _dispatch, _library, reference, spherical
+from isthmus import _dispatch, spherical
 from isthmus.errors import InputError
 from isthmus.reference.reductions import add_in_order
 from isthmus.spherical import Combination, Gram
 
-from ._validate import any_requires_grad, column, models_of, per_model, validate
+from ._begin import begin, per_tensor, plan_without_vote
+from ._validate import column, models_of, per_model
+from .selection import row_lengths
 
 Weights = Sequence[float] | Sequence[Sequence[float]] | Tensor
 
@@ -83,13 +85,12 @@ def slerp(
         BackendError: the backend is not available here.
     """
     columns = [column(a, "a"), column(b, "b")]
-    values = t.tolist() if isinstance(t, Tensor) else t
-    ts = per_model([values] if isinstance(values, Sequence) else values, "t", len(columns[0]), 1)
+    ts = per_tensor(t, "t", len(columns[0]))
     return _merge(
         "slerp",
         columns,
         ["a", "b"],
-        lambda gram, row, name: spherical.slerp(gram, ts[row][0]),
+        lambda gram, row, name: spherical.slerp(gram, ts[row]),
         whole=whole,
         names=names,
         out=out,
@@ -406,29 +407,20 @@ def _merge(
     whole: bool = False,
 ) -> Tensor | list[Tensor]:
     """Validate, take the Gram matrices, ask ``combine`` for the coefficients of each vector, and write."""
-    targets = None if out is None else column(out, "out")
-    table = validate(columns, labels, targets)
-    if _library.is_needed(any_requires_grad(None, columns, table)):
-        raise InputError(
-            f"{rule} records no gradient and cannot be traced, and an input requires a gradient or a transform is "
-            "active. Call it under torch.no_grad(), outside torch.compile and torch.func."
-        )
-    count = len(columns[0])
-    if names is None:
-        names = ["the tensor"] if single else [f"tensor {row}" for row in range(count)]
-    elif isinstance(names, str):
-        names = [names]
-    if len(names) != count:
-        raise InputError(f"names has {len(names)} names for {count} tensors; give one for each.")
-    if not count:
+    targets, table, names = begin(rule, columns, labels, names=names, out=out, single=single)
+    if not columns[0]:
         return []
-
     results = [torch.empty_like(tensor) for tensor in columns[0]] if targets is None else targets
-    lengths = [_row_length(tensor) for tensor in results] if row_wise else None
+    lengths = None
+    if row_wise:
+        parts = [2 if tensor.is_complex() else 1 for tensor in results]
+        lengths = [n * k for n, k in zip(row_lengths(results), parts, strict=True)]
     if any(tensor.is_complex() for tensor in columns[0]):
         columns, table = [[_real(tensor) for tensor in part] for part in columns], None
     grams = _dispatch.gram(columns, based=based, lengths=lengths, backend=backend, table=table)
-    vectors = [1] * count if lengths is None else [len(_rows(x, n)) for x, n in zip(columns[0], lengths, strict=True)]
+    vectors = (
+        [1] * len(names) if lengths is None else [len(_rows(x, n)) for x, n in zip(columns[0], lengths, strict=True)]
+    )
     owners = [row for row, number in enumerate(vectors) for _ in range(number)]
     _refuse_nonfinite(rule, grams, labels[based:], [names[row] for row in owners])
     if whole:
@@ -453,12 +445,6 @@ def _refuse_nonfinite(rule: str, grams: Tensor, labels: Sequence[str], names: Se
 def _real(tensor: Tensor) -> Tensor:
     """A complex tensor as pairs of real numbers, on the same memory where that is possible."""
     return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
-
-
-def _row_length(tensor: Tensor) -> int:
-    """The real numbers in one row of a tensor; 1 if it is empty and has no row."""
-    length = tensor.shape[-1] if tensor.dim() > 1 else tensor.numel()
-    return max(1, length * (2 if tensor.is_complex() else 1))
 
 
 def _rows(tensor: Tensor, length: int) -> tuple[Tensor, ...]:
@@ -505,7 +491,7 @@ def _write(
         weights = [combinations[row].coefficients for row in sums]
         out = [results[row] for row in sums]
         if based:
-            _dispatch.consensus(chosen, _added(weights), out=out, backend=backend)
+            _dispatch.consensus(chosen, plan_without_vote(weights), out=out, backend=backend)
         else:
             _dispatch.weighted_sum(chosen, weights, out=out, backend=backend)
     for target, result in late:
@@ -518,22 +504,3 @@ def _copied(coefficients: Sequence[float], based: bool) -> int | None:
     if based and not others:
         return 0
     return others[0] + based if len(others) == 1 and coefficients[others[0]] == 1 else None
-
-
-def _added(weights: list[list[float]]) -> reference.Plan:
-    """The plan of θ₀ + Σ wᵢ τᵢ."""
-    return reference.Plan(
-        based=True,
-        weights=torch.tensor(weights, dtype=torch.float64),
-        scaling=torch.ones(len(weights), dtype=torch.float64),
-        vote="none",
-        zero_sign="zero",
-        tally_rows=False,
-        merge_func="sum",
-        divisor="count",
-        rescale=None,
-        keep=None,
-        drop=None,
-        lengths=None,
-        random=None,
-    )
