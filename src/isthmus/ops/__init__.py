@@ -19,6 +19,28 @@ from isthmus.reference import Stats
 from ._validate import DTYPES
 from .consensus import consensus
 from .elementwise import lerp, weighted_sum
+from .rules import arcee_fusion, linear, nearswap, ram, ram_plus, sce
 from .selection import Thresholds, thresholds
+from .spherical import karcher, model_stock, multislerp, nuslerp, slerp
 
-__all__ = ["DTYPES", "Stats", "Thresholds", "choose_backend", "consensus", "lerp", "thresholds", "weighted_sum"]
+__all__ = [
+    "DTYPES",
+    "Stats",
+    "Thresholds",
+    "arcee_fusion",
+    "choose_backend",
+    "consensus",
+    "karcher",
+    "lerp",
+    "linear",
+    "model_stock",
+    "multislerp",
+    "nearswap",
+    "nuslerp",
+    "ram",
+    "ram_plus",
+    "sce",
+    "slerp",
+    "thresholds",
+    "weighted_sum",
+]
