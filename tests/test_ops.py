@@ -38,9 +38,22 @@ def test_lists_of_plain_tensors_give_tensors_of_their_own(backend):
     assert all(torch.equal(x, torch.ones(8, 4)) for x in a)
 
 
+def test_weights_of_each_tensor(backend):
+    a, b = [torch.zeros(3), torch.zeros(2, 2)], [torch.ones(3), torch.full((2, 2), 10.0)]
+    for weight in ([0.25, 0.5], torch.tensor([0.25, 0.5])):
+        first, second = ops.lerp(a, b, weight, backend=backend)
+        assert first.tolist() == [0.25] * 3
+        assert second.tolist() == [[5.0] * 2] * 2
+    for weights in ([[1.0, 2.0], 3.0], [[1.0, 2.0], [3.0, 3.0]], torch.tensor([[1.0, 2.0], [3.0, 3.0]])):
+        first, second = ops.weighted_sum([b, b], weights, backend=backend)
+        assert first.tolist() == [4.0] * 3
+        assert second.tolist() == [[50.0] * 2] * 2
+
+
 def test_an_empty_list_gives_an_empty_list(backend):
     assert ops.lerp([], [], 0.5, backend=backend) == []
     assert ops.weighted_sum([[], []], [1.0, 2.0], backend=backend) == []
+    assert ops.weighted_sum([[], []], [[], []], backend=backend) == []
 
 
 @pytest.mark.parametrize(
@@ -145,7 +158,11 @@ ONES = torch.ones(3)
         (lambda: ops.lerp(ONES, ONES, 0.5, backend="gpu"), "'gpu' is not a backend"),
         (lambda: ops.weighted_sum([], []), "no tensors"),
         (lambda: ops.weighted_sum([ONES, ONES], [1.0]), "2 tensors and 1 weights"),
-        (lambda: ops.weighted_sum([ONES], torch.ones(1, 1)), r"a tensor of shape \(1, 1\)"),
+        (lambda: ops.weighted_sum([ONES], torch.ones(1, 2)), r"a tensor of shape \(1, 2\)"),
+        (lambda: ops.weighted_sum([ONES], torch.tensor(1.0)), r"a tensor of shape \(\)"),
+        (lambda: ops.weighted_sum([[ONES, ONES]], [[1.0]]), r"weights\[0\] has 1 entries, expected 2"),
+        (lambda: ops.lerp([ONES, ONES], [ONES, ONES], [0.5]), "weight has 1 entries and there are 2 tensors"),
+        (lambda: ops.lerp([ONES, ONES], [ONES, ONES], [0.5, float("nan")]), "weight is nan"),
         (lambda: ops.weighted_sum([ONES], [float("inf")]), "weight is inf"),
     ],
 )
@@ -233,6 +250,16 @@ def test_gradients_of_weighted_sum():
 
     assert gradcheck(function, (w, *tensors))
     assert gradgradcheck(function, (w, *tensors))
+
+
+def test_gradients_of_weights_of_each_tensor():
+    a, b = (x.requires_grad_() for x in pair(5, dtype=torch.float64))
+    w = torch.tensor([0.3, 0.8], dtype=torch.float64, requires_grad=True)
+    table = torch.tensor([[0.5, -1.0], [2.0, 0.25]], dtype=torch.float64, requires_grad=True)
+    assert gradcheck(lambda a, b, w: ops.lerp([a, b], [b, a], w), (a, b, w))
+    assert gradcheck(lambda a, b, table: ops.weighted_sum([[a, b], [b, a]], table), (a, b, table))
+    expected = 0.5 * a + 2 * b
+    assert torch.allclose(ops.weighted_sum([[a, b], [b, a]], [[0.5, 1.0], 2.0])[0], expected)
 
 
 def test_gradients_of_complex_tensors():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import overload
+from typing import Any, overload
 
 import torch
 from torch import Tensor
@@ -11,7 +11,16 @@ from torch import Tensor
 from isthmus import _dispatch, _library
 from isthmus.errors import InputError
 
-from ._validate import any_requires_grad, column, factor, factor_tensor, refuse_gradient_of_out, validate
+from ._validate import (
+    any_requires_grad,
+    column,
+    factor,
+    factor_tensor,
+    models_of,
+    per_model,
+    refuse_gradient_of_out,
+    validate,
+)
 
 
 @overload
@@ -22,7 +31,7 @@ def lerp(
 def lerp(
     a: Sequence[Tensor],
     b: Sequence[Tensor],
-    weight: float | Tensor,
+    weight: float | Tensor | Sequence[float],
     *,
     out: Sequence[Tensor] | None = None,
     backend: str = "auto",
@@ -30,7 +39,7 @@ def lerp(
 def lerp(
     a: Tensor | Sequence[Tensor],
     b: Tensor | Sequence[Tensor],
-    weight: float | Tensor,
+    weight: float | Tensor | Sequence[float],
     *,
     out: Tensor | Sequence[Tensor] | None = None,
     backend: str = "auto",
@@ -44,7 +53,8 @@ def lerp(
     Args:
         a: the tensor, or tensors, at weight 0.
         b: the tensor, or tensors, at weight 1; shapes as in ``a``.
-        weight: w, a float or a tensor of one element; rounded once from float64 to the type computed in.
+        weight: w, a float or a tensor of one element, or a list or 1-D tensor of one for each tensor; rounded once from
+            float64 to the type computed in.
         out: where to write; each is disjoint from all inputs or is exactly one of its own.
         backend: "auto", "reference", "cpp", "cuda" or "triton"; a backend asked for by name never falls back.
 
@@ -59,14 +69,28 @@ def lerp(
     requires_grad = any_requires_grad(weight, columns, table)
     if _library.is_needed(requires_grad):
         refuse_gradient_of_out(requires_grad, targets)
-        w = factor_tensor(weight)
+        factors = [factor_tensor(w) for w in _each(weight, len(columns[0]))]
         results = [
-            _library.lerp(x, y, w, out=None if targets is None else targets[i], backend=backend)
+            _library.lerp(x, y, factors[i % len(factors)], out=None if targets is None else targets[i], backend=backend)
             for i, (x, y) in enumerate(zip(*columns, strict=True))
         ]
     else:
-        results = _dispatch.lerp(columns[0], columns[1], [factor(weight)], out=targets, backend=backend, table=table)
+        values = [factor(w) for w in _each(weight, len(columns[0]))]
+        results = _dispatch.lerp(columns[0], columns[1], values, out=targets, backend=backend, table=table)
     return results[0] if isinstance(a, Tensor) else results
+
+
+def _each(weight: float | Tensor | Sequence[float], rows: int) -> Sequence[float | Tensor]:
+    """The one weight of all rows, or those of each."""
+    if isinstance(weight, Tensor):
+        if weight.dim() != 1 or weight.numel() == 1 or weight.numel() != rows:
+            return [weight]
+        return weight.unbind()
+    if not isinstance(weight, Sequence):
+        return [weight]
+    if len(weight) != rows:
+        raise InputError(f"weight has {len(weight)} entries and there are {rows} tensors; give one for each, or one.")
+    return weight
 
 
 @overload
@@ -80,14 +104,14 @@ def weighted_sum(
 @overload
 def weighted_sum(
     tensors: Sequence[Sequence[Tensor]],
-    weights: Sequence[float] | Tensor,
+    weights: Sequence[float] | Sequence[Sequence[float]] | Tensor,
     *,
     out: Sequence[Tensor] | None = None,
     backend: str = "auto",
 ) -> list[Tensor]: ...
 def weighted_sum(
     tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
-    weights: Sequence[float] | Tensor,
+    weights: Sequence[float] | Sequence[Sequence[float]] | Tensor,
     *,
     out: Tensor | Sequence[Tensor] | None = None,
     backend: str = "auto",
@@ -100,8 +124,8 @@ def weighted_sum(
 
     Args:
         tensors: one tensor per model, or one list of tensors per model.
-        weights: one finite float per model, or a 1-D tensor of them; each rounded once from float64 to the type
-            computed in.
+        weights: one finite float per model, or a list of one for each of its tensors; or a tensor of shape (models,) or
+            (models, number of tensors). Each is rounded once from float64 to the type computed in.
         out: where to write; each is disjoint from all inputs or is exactly one of its own.
         backend: "auto", "reference", "cpp", "cuda" or "triton"; a backend asked for by name never falls back.
 
@@ -110,13 +134,11 @@ def weighted_sum(
             combined, a weight is NaN or infinite, or ``out`` overlaps an input.
         BackendError: the backend is not available here.
     """
-    models = list(tensors)
-    if not models:
-        raise InputError("weighted_sum got no tensors; give at least one.")
-    single = isinstance(models[0], Tensor)
-    names = [f"tensors[{k}]" for k in range(len(models))]
-    columns = [column(model, name) for model, name in zip(models, names, strict=True)]
-    count = len(weights) if not isinstance(weights, Tensor) else weights.numel() if weights.dim() == 1 else -1
+    columns, names, single = models_of(tensors, "weighted_sum")
+    rows = len(columns[0])
+    count = len(weights) if not isinstance(weights, Tensor) or weights.dim() else 0
+    if isinstance(weights, Tensor) and (weights.dim() > 2 or weights.shape[1:] not in ((), (rows,))):
+        count = -1
     if count != len(columns):
         came = f"a tensor of shape {tuple(weights.shape)}" if isinstance(weights, Tensor) else f"{count} weights"
         raise InputError(f"weighted_sum got {len(columns)} tensors and {came}; give one weight for each, in order.")
@@ -125,14 +147,28 @@ def weighted_sum(
     requires_grad = any_requires_grad(weights, columns, table)
     if _library.is_needed(requires_grad):
         refuse_gradient_of_out(requires_grad, targets)
-        w = weights if isinstance(weights, Tensor) else torch.tensor([factor(w) for w in weights], dtype=torch.float64)
+        w = _weight_tensor(weights, rows)
         results = [
-            _library.weighted_sum(row, w, out=None if targets is None else targets[i], backend=backend)
+            _library.weighted_sum(
+                row, w if w.dim() == 1 else w[:, i], out=None if targets is None else targets[i], backend=backend
+            )
             for i, row in enumerate(zip(*columns, strict=True))
         ]
     else:
-        values = weights.tolist() if isinstance(weights, Tensor) else weights
-        results = _dispatch.weighted_sum(
-            columns, [factor(w) for w in values], out=targets, backend=backend, table=table
-        )
+        values: Any = weights.tolist() if isinstance(weights, Tensor) else weights
+        per_tensor = any(isinstance(entry, Sequence) for entry in values)
+        if per_tensor:
+            values = per_model(values, "weights", rows, len(columns)) or [[]]
+        else:
+            values = [factor(w) for w in values]
+        results = _dispatch.weighted_sum(columns, values, out=targets, backend=backend, table=table)
     return results[0] if single else results
+
+
+def _weight_tensor(weights: Sequence[float] | Sequence[Sequence[float]] | Tensor, rows: int) -> Tensor:
+    """Weights as a tensor of shape (models,) or (models, rows)."""
+    if isinstance(weights, Tensor):
+        return weights
+    if any(isinstance(entry, Sequence) for entry in weights):
+        return torch.tensor(per_model(weights, "weights", rows, len(weights)), dtype=torch.float64).t()
+    return torch.tensor([factor(w) for w in weights], dtype=torch.float64)  # type: ignore[arg-type]
