@@ -36,7 +36,7 @@ ALLOWED = {
     "train": {"path", "merging", "ops", "flat", "norms", "io"},
     "cli": {"train", "path", "merging", "ops", "flat", "norms", "io", "_dispatch"},
     "__main__": {"cli"},
-    "__init__": {"ops", "merging", "flat", "path", "train"},
+    "__init__": {"ops", "merging", "methods", "flat", "path", "train"},
 }
 
 

@@ -1,15 +1,18 @@
 """Merge neural networks and scan the paths between them, with compiled kernels.
 
-The tensor-level functions are in ``isthmus.ops``, model-level merging in ``isthmus.merging``, scans in ``isthmus.path``
-and the trainer of model pairs in ``isthmus.train``.
+``merge``, ``merge_into``, ``TaskVector``, ``diff`` and ``greedy_soup`` take whole models; ``isthmus.methods`` describes
+the merge methods, and the tensor-level functions are in ``isthmus.ops``. Scans are in ``isthmus.path`` and the trainer
+of model pairs in ``isthmus.train``.
 """
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from . import methods, ops
 from .flat import FlatState
-from .merging import lerp_states
+from .merging import TaskVector, collect_grams, diff, fisher_diagonal, greedy_soup, lerp_states, merge, merge_into
+from .methods import register_method
 from .ops import lerp, weighted_sum
 
 if TYPE_CHECKING:
@@ -21,9 +24,19 @@ __all__ = [
     "Evaluator",
     "FlatState",
     "PathResult",
+    "TaskVector",
     "__version__",
+    "collect_grams",
+    "diff",
+    "fisher_diagonal",
+    "greedy_soup",
     "lerp",
     "lerp_states",
+    "merge",
+    "merge_into",
+    "methods",
+    "ops",
+    "register_method",
     "scan_line",
     "weighted_sum",
 ]

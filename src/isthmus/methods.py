@@ -4,10 +4,10 @@
 A method holds the resolved options of a merge and computes nothing; ``isthmus.merging`` carries it out. Write
 ``isthmus.merge(models, base=base, method="ties", density=0.2)`` or pass ``method=isthmus.methods.Ties(density=0.2)``.
 
-θ₀ is the base, θᵢ a model, τᵢ = θᵢ − θ₀ its task vector, wᵢ its weight, p a density. Options marked *per key* take a
-number for all models, a list of one number per model, or either of them by pattern: ``{"*.bias": 0.5, "*": 1.0}``, or a
-list of pairs; patterns are those of ``fnmatch`` on canonical keys, and the first that matches a key wins. A list of one
-entry per model may hold patterns too.
+θ₀ is the base, θᵢ a model, τᵢ = θᵢ − θ₀ its task vector, wᵢ its weight, p a density. Numbers that may differ from key
+to key are also given by pattern, ``{"*.bias": 0.5, "*": 1.0}`` or a list of such pairs: patterns are those of
+``fnmatch`` on canonical keys, and the first that matches a key wins. Numbers that may differ from model to model are
+also lists of one for each, inside a pattern too; or lists of one number or set of patterns for each.
 """
 
 from __future__ import annotations
@@ -30,6 +30,7 @@ DELLA_PAPER = "Deep et al. 2024, arXiv 2406.11617"
 BREADCRUMBS_PAPER = "Davari & Belilovsky 2023, arXiv 2312.06795"
 MERGEKIT = "mergekit 0.1.5"
 PEFT = "PEFT 0.21"
+FUSIONBENCH = "FusionBench 0.2.33"
 
 # What other tools call an option, and what to write here. The values complete "... is called".
 OTHER_OPTIONS = {
@@ -77,15 +78,20 @@ OTHER_METHODS = {
     "sum": "task_arithmetic",
     "task_vectors": "task_arithmetic",
     "della_magprune": "della",
+    "ramplus_tl": "ram_plus",
+    "fisher_merging": "fisher",
     "magnitude": "magnitude_prune",
     "stock": "model_stock",
     "greedy_soup": "isthmus.greedy_soup(models, evaluate)",
 }
 
 
-def option(default: Any = MISSING, *, meaning: str, source: str = "", per_key: bool = False) -> Any:
-    """A field of a method: its default (required without one), what it means and where it comes from."""
-    return field(default=default, metadata={"meaning": meaning, "source": source, "per_key": per_key})
+def option(default: Any = MISSING, *, meaning: str, source: str = "", per: str = "") -> Any:
+    """A field of a method: its default (required without one), what it means and where it comes from.
+
+    ``per`` says whether it may differ from "key" to key, or also from "model" to model.
+    """
+    return field(default=default, metadata={"meaning": meaning, "source": source, "per": per})
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,8 +101,9 @@ class Method:
     Attributes:
         name: what ``merge(method=...)`` calls it.
         source: where it was published.
-        base: whether the base model is "required", "optional" (given one, the method works on task vectors) or "unused"
-            (it still gives the output's dtypes, key order, ties and the entries that are not merged).
+        base: whether the base model is "required"; "optional" (given one, the method works on task vectors); "deltas"
+            (without one, the models are task vectors already and so is the result); or "unused" (it still gives the
+            output's dtypes, key order, ties and the entries that are not merged).
         count: the least and the largest number of models, base aside; ``None`` is no limit.
         presets: preset -> the options in which that tool differs from the defaults.
     """
@@ -116,7 +123,7 @@ class Method:
 class Weighted(Method):
     """A method that weights its models."""
 
-    weights: PerKey | None = option(None, meaning="wᵢ, per key; by default all models weigh the same", per_key=True)
+    weights: PerKey | None = option(None, meaning="wᵢ; by default all models weigh the same", per="model")
 
 
 # Linear and spherical rules
@@ -141,7 +148,7 @@ class Slerp(Method):
     name = "slerp"
     source = "Shoemake 1985, doi 10.1145/325165.325242"
     count = (2, 2)
-    t: PerKey = option(0.5, meaning="the way from the first model to the second, per key", per_key=True)
+    t: PerKey = option(0.5, meaning="the way from the first model to the second", per="key")
     scope: str = option("tensor", meaning="one angle for each 'tensor', or one for the model ('global')")
 
 
@@ -195,13 +202,13 @@ class ModelStock(Method):
 class Consensus(Weighted):
     """Combines task vectors: θ₀ + λ · (Σ_{i ∈ A} wᵢ rᵢ τᵢ) / D; see ``isthmus.ops.consensus``."""
 
-    base = "required"
+    base = "deltas"
     sparsify: ClassVar[str] = "none"
-    scaling_factor: PerKey = option(1.0, meaning="λ, a number or one by pattern", per_key=True)
+    scaling_factor: PerKey = option(1.0, meaning="λ", per="key")
 
     def consensus_options(self) -> dict[str, Any]:
         """The keywords of ``isthmus.ops.consensus`` that hold for all keys."""
-        aside = {"normalize", *(item.name for item in fields(self) if item.metadata.get("per_key"))}
+        aside = {"normalize", *(item.name for item in fields(self) if item.metadata["per"])}
         own = {name: value for name, value in self.options().items() if name not in aside}
         return {"sparsify": self.sparsify, "majority_sign_method": "none", "merge_func": "sum"} | own
 
@@ -249,7 +256,7 @@ class Voted(Consensus):
 class Ranked(Consensus):
     """Keeps the fraction p of each task vector's elements, by magnitude."""
 
-    density: PerKey = option(meaning="p, the fraction of elements kept, per key", per_key=True)
+    density: PerKey = option(meaning="p, the fraction of elements kept", per="model")
     scope: str = option("global", meaning="what is ranked together: all of a model, each 'tensor', each 'row'")
     ties: str = option(
         "inclusive", meaning="of equals at the threshold keep all, or the first in order until the count is 'exact'"
@@ -264,7 +271,7 @@ class Ranked(Consensus):
 class Drawn(Consensus):
     """Keeps elements at random, with one mask per (seed, model, name)."""
 
-    density: PerKey = option(meaning="p, the probability that an element is kept, per key", per_key=True)
+    density: PerKey = option(meaning="p, the probability that an element is kept", per="model")
     rescale: str = option(
         "inverse_density",
         meaning="factor of what is kept: 1/p ('inverse_density'), the L1 norm before over that after ('l1') or 'none'",
@@ -295,7 +302,7 @@ class Ties(Ranked, Voted):
     name = "ties"
     source = TIES_PAPER
     sparsify = "magnitude"
-    density: PerKey = option(0.2, meaning="p, the fraction of elements kept, per key", source=TIES_PAPER, per_key=True)
+    density: PerKey = option(0.2, meaning="p, the fraction of elements kept", source=TIES_PAPER, per="model")
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         PAPER: {},
         "mergekit": {**_MERGEKIT_RANKED, **_MERGEKIT_VOTE, "normalize": True},
@@ -345,7 +352,7 @@ class Della(Drawn, Voted):
     source = DELLA_PAPER
     sparsify = "magnitude_random"
     epsilon: PerKey = option(
-        0.15, meaning="p runs from density − ε to density + ε with the rank, per key", source=MERGEKIT, per_key=True
+        0.15, meaning="p runs from density − ε to density + ε with the rank", source=MERGEKIT, per="model"
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         PAPER: {},
@@ -361,7 +368,7 @@ class DellaLinear(Drawn, Summed):
     source = DELLA_PAPER
     sparsify = "magnitude_random"
     epsilon: PerKey = option(
-        0.15, meaning="p runs from density − ε to density + ε with the rank, per key", source=MERGEKIT, per_key=True
+        0.15, meaning="p runs from density − ε to density + ε with the rank", source=MERGEKIT, per="model"
     )
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {PAPER: {}, "mergekit": _MERGEKIT_DRAWN}
 
@@ -378,9 +385,7 @@ class Breadcrumbs(Ranked, Summed):
     sparsify = "outliers"
     scope: str = option("row", meaning="what is ranked together: each 'row', each 'tensor', all of a model ('global')")
     ties: str = option("exact", meaning="of equals at a threshold keep 'exact'ly the count, or all ('inclusive')")
-    gamma: PerKey = option(
-        0.01, meaning="γ, the fraction of largest elements dropped, per key", source=MERGEKIT, per_key=True
-    )
+    gamma: PerKey = option(0.01, meaning="γ, the fraction of largest elements dropped", source=MERGEKIT, per="model")
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {PAPER: {}, "mergekit": _MERGEKIT_OUTLIERS}
 
 
@@ -393,9 +398,7 @@ class BreadcrumbsTies(Ranked, Voted):
     sparsify = "outliers"
     scope: str = option("row", meaning="what is ranked together: each 'row', each 'tensor', all of a model ('global')")
     ties: str = option("exact", meaning="of equals at a threshold keep 'exact'ly the count, or all ('inclusive')")
-    gamma: PerKey = option(
-        0.01, meaning="γ, the fraction of largest elements dropped, per key", source=MERGEKIT, per_key=True
-    )
+    gamma: PerKey = option(0.01, meaning="γ, the fraction of largest elements dropped", source=MERGEKIT, per="model")
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {
         PAPER: {},
         "mergekit": {**_MERGEKIT_OUTLIERS, **_MERGEKIT_VOTE, "normalize": False},
@@ -412,7 +415,7 @@ class Nearswap(Method):
     name = "nearswap"
     source = MERGEKIT
     count = (2, 2)
-    t: PerKey = option(meaning="the distance up to which elements are swapped, per key", per_key=True)
+    t: PerKey = option(meaning="the distance up to which elements are swapped", per="key")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -422,7 +425,9 @@ class Sce(Method):
     name = "sce"
     source = "Wan et al. 2024, arXiv 2408.07990"
     base = "required"
-    select_topk: PerKey = option(1.0, meaning="the fraction of elements selected, by pattern", per_key=True)
+    select_topk: PerKey = option(1.0, meaning="the fraction of elements selected", per="key")
+    floor: float = option(0.0, meaning="energies, and sums of weights that divide, are at least this", source=MERGEKIT)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {PAPER: {}, "mergekit": {"floor": 1e-6}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -443,7 +448,42 @@ class Ram(Method):
     source = "arXiv 2601.13572"
     base = "required"
     epsilon: float = option(1e-5, meaning="changes up to this size count as none", source=MERGEKIT)
-    scaling_factor: PerKey = option(1.0, meaning="λ, a number or one by pattern", per_key=True)
+    scaling_factor: PerKey = option(1.0, meaning="λ", per="key")
+
+
+@dataclass(frozen=True, kw_only=True)
+class RamPlus(Method):
+    """As ram, with what one model alone changed enlarged by 1 + r · min(ρᵢ, α), ρᵢ its shared over its own changes."""
+
+    name = "ram_plus"
+    source = "arXiv 2601.13572"
+    base = "required"
+    r: float = option(0.1, meaning="how much of the ratio is added to the factor", source=MERGEKIT)
+    alpha: float = option(0.2, meaning="α, the largest ratio that counts", source=MERGEKIT)
+    epsilon: float = option(1e-5, meaning="changes up to this size count as none", source=MERGEKIT)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fisher(Weighted):
+    """Σ cᵢ θᵢ / Σ cᵢ, cᵢ = wᵢ (Fᵢ + ε), element by element; entries without Fishers are averaged."""
+
+    name = "fisher"
+    source = "Matena & Raffel 2021, arXiv 2111.09832"
+    fishers: Any = option(meaning="for each model the diagonals by key, as isthmus.fisher_diagonal estimates them")
+    epsilon: float = option(1e-6, meaning="added to every Fisher", source=FUSIONBENCH)
+    normalize_fishers: bool = option(False, meaning="divide each model's Fishers by their norm", source=FUSIONBENCH)
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {PAPER: {}, "fusionbench": {"normalize_fishers": True}}
+
+
+@dataclass(frozen=True, kw_only=True)
+class RegMean(Weighted):
+    """Linear layers whose outputs are nearest to the models' own, by least squares; other entries are averaged."""
+
+    name = "regmean"
+    source = "Jin et al. 2023, arXiv 2212.09849"
+    grams: Any = option(meaning="for each model XᵀX of the inputs of its layers by key, as isthmus.collect_grams does")
+    off_diagonal: float = option(0.9, meaning="factor of the elements beside the diagonal of XᵀX")
+    presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {PAPER: {}, "fusionbench": {"off_diagonal": 0.95}}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -453,7 +493,7 @@ class Passthrough(Method):
     name = "passthrough"
     source = MERGEKIT
     count = (1, 1)
-    scaling_factor: PerKey = option(1.0, meaning="the factor, a number or one by pattern", per_key=True)
+    scaling_factor: PerKey = option(1.0, meaning="the factor", per="key")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -474,7 +514,7 @@ _BUILT_IN: dict[str, type[Method]] = {
     for cls in (
         *(Linear, Slerp, Nuslerp, Multislerp, Karcher, ModelStock),
         *(TaskArithmetic, Ties, MagnitudePrune, Dare, DareTies, Della, DellaLinear, Breadcrumbs, BreadcrumbsTies),
-        *(Nearswap, Sce, ArceeFusion, Ram, Passthrough),
+        *(Nearswap, Sce, ArceeFusion, Ram, RamPlus, Passthrough, Fisher, RegMean),
     )
 }
 _registered: dict[str, type[Registered]] = {}
@@ -517,6 +557,11 @@ def make(method: str | Method | type[Method], *, preset: str | None = None, **op
     if missing:
         raise InputError(f"{cls.name} has no default for {' and '.join(missing)}; give {missing[0]}=.")
     return cls(**values)
+
+
+def variable_options(method: Method) -> dict[str, str]:
+    """The options that may differ: name -> from "key" to key, or from "model" to model too."""
+    return {item.name: item.metadata["per"] for item in fields(method) if item.metadata["per"]}
 
 
 def register_method(name: str, *, replace: bool = False) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
@@ -575,14 +620,18 @@ def register_method(name: str, *, replace: bool = False) -> Callable[[Callable[.
 
 @dataclass(frozen=True)
 class OptionInfo:
-    """What ``available`` says of an option; ``required`` options have no default."""
+    """What ``available`` says of an option.
+
+    ``required`` options have no default; ``per`` is "key" for those that may differ from key to key, "model" for those
+    that may also differ from model to model, else empty.
+    """
 
     name: str
     required: bool
     default: Any
     meaning: str
     source: str
-    per_key: bool
+    per: str
 
 
 @dataclass(frozen=True)
@@ -611,7 +660,7 @@ def _describe(cls: type[Method]) -> MethodInfo:
             default=None if item.default is MISSING else item.default,
             meaning=item.metadata["meaning"],
             source=item.metadata["source"],
-            per_key=item.metadata["per_key"],
+            per=item.metadata["per"],
         )
         for item in fields(cls)
     )

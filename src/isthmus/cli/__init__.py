@@ -1,4 +1,4 @@
-"""The ``isthmus`` command: ``demo``, ``sweep``, ``scan`` and ``info``."""
+"""The ``isthmus`` command: ``demo``, ``sweep``, ``scan``, ``info`` and ``diff``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,10 @@ from isthmus.errors import DependencyError
 
 
 def main() -> None:
-    """Run the command line; exits with 0, 1 (an error, in one line), 2 (wrong usage) or 130 (interrupted)."""
+    """Run the command line; exits with 0, 1 (an error, in one line), 2 (wrong usage) or 130 (interrupted).
+
+    ``diff`` exits with 1 for a difference and with 2 for an error.
+    """
     try:
         for package in ("typer", "rich"):
             optional(package, extra="lab", purpose="the isthmus command")

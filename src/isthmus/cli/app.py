@@ -13,12 +13,13 @@ from isthmus import __version__
 
 from .console import complain, guarded
 from .demo import demo
+from .diff import TROUBLE, diff
 from .info import info
 from .scan import scan
 from .sweep import sweep
 
 app = typer.Typer(
-    help="Train pairs of models, merge them and scan the paths between them.",
+    help="Train pairs of models, merge them, scan the paths between them and compare files.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -45,3 +46,4 @@ def prepare(
 
 for command in (demo, sweep, scan, info):
     app.command()(guarded(command))
+app.command()(guarded(diff, TROUBLE))

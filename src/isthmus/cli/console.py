@@ -27,8 +27,8 @@ def complain(kind: str, message: object) -> None:
     print(f"{kind}: {' '.join(str(message).split())}", file=sys.stderr)
 
 
-def guarded(command: Callable[..., None]) -> Callable[..., None]:
-    """The command with errors of isthmus in one line (exit 1) and interrupts without a traceback (exit 130)."""
+def guarded(command: Callable[..., None], status: int = 1) -> Callable[..., None]:
+    """The command with errors of isthmus in one line (exit ``status``) and interrupts without traceback (exit 130)."""
 
     @functools.wraps(command)
     def run(*arguments: Any, **options: Any) -> None:
@@ -36,7 +36,7 @@ def guarded(command: Callable[..., None]) -> Callable[..., None]:
             command(*arguments, **options)
         except IsthmusError as error:
             complain("error", error)
-            raise typer.Exit(1) from None
+            raise typer.Exit(status) from None
         except KeyboardInterrupt as error:
             complain("interrupted", str(error) or "nothing was kept.")
             raise typer.Exit(INTERRUPTED) from None

@@ -70,7 +70,8 @@ def find_entries(
     known = {key for model in everyone for key in model.tensors}
     wanted, unwanted = _checked(only, "only", known), _checked(skip, "skip", known)
     chosen = {key for key in known if _is_chosen(key, wanted, unwanted)}
-    first = first_aliases(lead.tensors)
+    aliases = first_aliases(lead.tensors)
+    first = {key: aliases[key] for key in lead.tensors}
     problems = _split_ties(first, chosen)
     for other in everyone[1:]:
         problems += _mismatches(lead, other, chosen, first)

@@ -13,7 +13,7 @@ from isthmus.errors import InputError
 from .entries import check_pattern
 
 
-def per_model(value: Any, name: str, keys: Sequence[str], count: int) -> list[float] | list[list[float]]:
+def per_model(value: Any, name: str, keys: Sequence[str], count: int) -> list[Any]:
     """An option that every model has, such as its weight: one number per model, or per model one per key.
 
     Args:
