@@ -20,7 +20,7 @@ from isthmus.preserve import preserved_random_states
 from .companions import aligned, average, batches_of, proportions, state_keys, to_compute
 
 BLOCK = 2**18  # elements averaged at a time: the float64 copies of a block stay in a processor's cache
-GRADIENTS = 2**25  # elements of the per-sample gradients held at a time
+GRADIENTS = 2**24  # elements of the per-sample gradients held at a time
 LABELS = ("sampled", "expected", "given")
 
 Loss = Callable[[Tensor, Tensor], Tensor]
@@ -214,7 +214,8 @@ def fisher_diagonal(
                     labelled = _own_labels(logits, labels, draws[inputs.device])
                 for y, probability in labelled:
                     for name, gradient in gradients(parameters, part, y).items():
-                        totals[name] += torch.tensordot(probability, gradient.abs().double().square(), dims=1)
+                        magnitude = gradient.abs() if gradient.is_complex() else gradient
+                        totals[name] += torch.tensordot(probability, magnitude.double().square_(), dims=1)
     if count == 0:
         raise InputError("batches for the Fisher information hold no sample; pass inputs.")
     keys = state_keys(module)
