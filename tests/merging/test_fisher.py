@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 from fractions import Fraction
 
@@ -13,10 +14,11 @@ from torch import nn
 from torch.nn import functional
 
 from isthmus.errors import InputError
+from isthmus.merging import merge
 from isthmus.merging.fisher import BLOCK, fisher_average, fisher_diagonal
 
 
-def average(models, fishers, weights=None, *, dtypes=None, keys=None, **options):
+def average(models, fishers, weights=None, *, dtypes=None, keys=None, epsilon=1e-6, normalize_fishers=False):
     """Merge tensors by key into new ones; unless given, weights are 1 and dtypes those of the first model."""
     dtypes = dtypes or {key: value.dtype for key, value in models[0].items()}
     out = {key: torch.empty_like(value, dtype=dtypes[key]) for key, value in models[0].items()}
@@ -25,8 +27,9 @@ def average(models, fishers, weights=None, *, dtypes=None, keys=None, **options)
         fishers,
         dict.fromkeys(models[0], weights or [1.0] * len(models)),
         out,
+        epsilon=epsilon,
+        normalize_fishers=normalize_fishers,
         keys=keys or models[0].keys(),
-        **options,
     )
     return {key: out[key] for key in written}
 
@@ -135,7 +138,9 @@ def test_out_may_be_an_input_and_of_any_strides():
         models = [{"w": lay(torch.randn(2, 3, 4, 5, generator=random))} for _ in range(2)]
         fishers = [{"w": torch.rand(2, 3, 4, 5, generator=random)} for _ in range(2)]
         expected = average(models, fishers)["w"]
-        assert fisher_average(models, fishers, {"w": [1.0, 1.0]}, models[1], keys={"w"}) == ["w"]
+        assert fisher_average(
+            models, fishers, {"w": [1.0, 1.0]}, models[1], epsilon=1e-6, normalize_fishers=False, keys={"w"}
+        ) == ["w"]
         assert torch.equal(models[1]["w"], expected)
 
 
@@ -175,6 +180,36 @@ def test_only_keys_with_fishers_come_back():
 def test_bad_input(fishers, options, message):
     with pytest.raises(InputError, match=message):
         average(one([1.0, 2.0], [3.0, 4.0]), fishers, **options)
+
+
+# --- whole models
+
+
+def test_merge_averages_what_has_no_fisher_and_keeps_ties_and_integers():
+    a, b = ({"tied": torch.full((2,), v), "mean": torch.tensor(v), "count": torch.tensor(5)} for v in (1.0, 4.0))
+    a["alias"], b["alias"] = a["tied"], b["tied"]
+    fishers = [{"tied": torch.tensor([1.0, 0.0])}, {"tied": torch.tensor([3.0, 1.0])}]
+    for fisher in fishers:
+        fisher["alias"] = fisher["tied"]
+    merged, report = merge([a, b], method="fisher", fishers=fishers, weights=[3, 1], epsilon=0, return_report=True)
+    assert merged["tied"].tolist() == [2.5, 4.0]  # c = (3 · 1, 1 · 3) and (0, 1)
+    assert merged["alias"] is merged["tied"]
+    assert merged["mean"].item() == 1.75
+    assert merged["count"].item() == 5
+    json.dumps(report.to_dict())
+
+
+def test_merge_of_estimated_fishers(data):
+    models = [seeded(lambda: nn.Linear(3, 3)), nn.Linear(3, 3)]
+    fishers = [fisher_diagonal(model, [data[0]]) for model in models]
+    merged = merge(models, method="fisher", fishers=fishers, preset="fusionbench")
+    c = [(fisher["bias"] + 1e-6) / math.hypot(fisher["bias"].norm(), fisher["weight"].norm()) for fisher in fishers]
+    expected = sum(x * model.bias.detach() for x, model in zip(c, models, strict=True)) / sum(c)
+    torch.testing.assert_close(merged["bias"], expected.float())
+    with pytest.raises(InputError, match="fishers"):
+        merge(models, method="fisher")
+    with pytest.raises(InputError, match=r"fishers\[0\] has the key 'wieght', which the models do not have"):
+        merge(models, method="fisher", fishers=[{"wieght": torch.ones(3, 3)}] * 2)
 
 
 # --- the estimate

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 
 import hypothesis.strategies as st
@@ -13,10 +14,11 @@ from torch import nn
 from torch.nn import functional
 
 from isthmus.errors import InputError, IsthmusWarning
+from isthmus.merging import merge
 from isthmus.merging.regmean import collect_grams, regmean
 
 
-def merge(models, grams, weights=None, *, dtypes=None, keys=None, **options):
+def regress(models, grams, weights=None, *, dtypes=None, keys=None, off_diagonal=0.9):
     """Merge tensors by key into new ones; unless given, weights are 1 and dtypes those of the first model."""
     dtypes = dtypes or {key: value.dtype for key, value in models[0].items()}
     out = {key: torch.empty_like(value, dtype=dtypes[key]).detach() for key, value in models[0].items()}
@@ -25,8 +27,8 @@ def merge(models, grams, weights=None, *, dtypes=None, keys=None, **options):
         grams,
         dict.fromkeys(models[0], weights or [1.0] * len(models)),
         out,
+        off_diagonal=off_diagonal,
         keys=keys or models[0].keys(),
-        **options,
     )
     return {key: out[key] for key in written}
 
@@ -45,7 +47,7 @@ def seeded(make):
 def test_by_hand_least_squares():
     # G₁ + G₂ = [[3, 1], [1, 2]], its inverse [[2, −1], [−1, 3]] / 5
     grams = one([[2.0, 1.0], [1.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]])
-    merged = merge(one([[1.0, 0.0]], [[0.0, 5.0]]), grams, off_diagonal=1)["w"]
+    merged = regress(one([[1.0, 0.0]], [[0.0, 5.0]]), grams, off_diagonal=1)["w"]
     # right side G₁ (1, 0) + G₂ (0, 5) = (2, 1) + (0, 5) = (2, 6); solution ((4 − 6) / 5, (−2 + 18) / 5)
     torch.testing.assert_close(merged, torch.tensor([[-0.4, 3.2]], dtype=torch.float64), rtol=1e-14, atol=0)
 
@@ -53,28 +55,22 @@ def test_by_hand_least_squares():
 def test_by_hand_with_scaled_off_diagonals():
     # α = ½: G₁ becomes [[2, ½], [½, 1]]; sum [[3, ½], [½, 2]], determinant 5.75; right side (2, ½) + (0, 5) = (2, 5.5)
     grams = one([[2.0, 1.0], [1.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]])
-    merged = merge(one([[1.0, 0.0]], [[0.0, 5.0]]), grams, off_diagonal=0.5)["w"]
+    merged = regress(one([[1.0, 0.0]], [[0.0, 5.0]]), grams, off_diagonal=0.5)["w"]
     expected = torch.tensor([[(4 - 2.75) / 5.75, (-1 + 16.5) / 5.75]], dtype=torch.float64)
     torch.testing.assert_close(merged, expected, rtol=1e-14, atol=0)
-
-
-def test_default_scale_is_the_documented_one():
-    grams = one([[2.0, 1.0], [1.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]])
-    models = one([[1.0, 0.0]], [[0.0, 5.0]])
-    assert torch.equal(merge(models, grams)["w"], merge(models, grams, off_diagonal=0.95)["w"])
 
 
 def test_without_off_diagonals_each_feature_is_a_weighted_mean():
     # feature 0: (2 · 1 + 1 · 4) / 3, feature 1: (1 · 2 + 3 · 6) / 4
     grams = one([[2.0, 1.0], [1.0, 1.0]], [[1.0, -1.0], [-1.0, 3.0]])
-    merged = merge(one([[1.0, 2.0]], [[4.0, 6.0]]), grams, off_diagonal=0)["w"]
+    merged = regress(one([[1.0, 2.0]], [[4.0, 6.0]]), grams, off_diagonal=0)["w"]
     torch.testing.assert_close(merged, torch.tensor([[2.0, 5.0]], dtype=torch.float64), rtol=1e-15, atol=0)
 
 
 def test_weights_scale_the_gram_matrices():
     models, grams = one([[1.0]], [[4.0]]), one([[1.0]], [[1.0]])
-    assert merge(models, grams, [2.0, 1.0])["w"].item() == 2
-    assert torch.equal(merge(models, grams, [2.0, 1.0])["w"], merge(models, one([[2.0]], [[1.0]]))["w"])
+    assert regress(models, grams, [2.0, 1.0])["w"].item() == 2
+    assert torch.equal(regress(models, grams, [2.0, 1.0])["w"], regress(models, one([[2.0]], [[1.0]]))["w"])
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
@@ -90,7 +86,7 @@ def test_of_linear_models_it_is_the_least_squares_fit_to_their_union(dtype):
         layer.weight.data = torch.from_numpy(weight)
         grams.append(collect_grams(layer, torch.from_numpy(inputs).split(7)))
     models = [{"weight": torch.from_numpy(weight).to(dtype)} for weight in w]
-    merged = merge(models, grams, off_diagonal=1)["weight"]
+    merged = regress(models, grams, off_diagonal=1)["weight"]
     assert merged.dtype == dtype
     torch.testing.assert_close(
         merged.double(), torch.from_numpy(fitted.T), rtol=1e-11 if dtype == torch.float64 else 1e-5, atol=0
@@ -104,7 +100,7 @@ def test_a_model_with_itself_is_itself(dtype, off_diagonal):
     x = torch.randn(5, 8, generator=random, dtype=torch.float64).to(dtype)
     inputs = [torch.randn(3, 8, generator=random) for _ in range(3)]  # too few for full rank
     grams = [{"w": rows.T @ rows} for rows in inputs]
-    merged = merge([{"w": x}] * 3, grams, [0.1, 1.0, 7.0], off_diagonal=off_diagonal)["w"]
+    merged = regress([{"w": x}] * 3, grams, [0.1, 1.0, 7.0], off_diagonal=off_diagonal)["w"]
     assert torch.equal(merged, x)
     assert merged.data_ptr() != x.data_ptr()
 
@@ -114,22 +110,22 @@ def test_directions_without_inputs_keep_the_mean():
     grams = one([[4.0, 0.0], [0.0, 0.0]], [[0.0, 0.0], [0.0, 0.0]])
     models = one([[1.0, 2.0]], [[3.0, 6.0]])
     for off_diagonal in (0, 0.95, 1):
-        merged = merge(models, grams, off_diagonal=off_diagonal)["w"][0].tolist()
+        merged = regress(models, grams, off_diagonal=off_diagonal)["w"][0].tolist()
         assert merged == [pytest.approx(1, rel=1e-15), 4]
-        weighted = merge(models, grams, [3.0, 1.0], off_diagonal=off_diagonal)["w"][0].tolist()
+        weighted = regress(models, grams, [3.0, 1.0], off_diagonal=off_diagonal)["w"][0].tolist()
         assert weighted == [pytest.approx(1, rel=1e-15), 3]
-    assert merge(models, one([[0.0, 0.0]] * 2, [[0.0, 0.0]] * 2))["w"].tolist() == [[2.0, 4.0]]
+    assert regress(models, one([[0.0, 0.0]] * 2, [[0.0, 0.0]] * 2))["w"].tolist() == [[2.0, 4.0]]
 
 
 @pytest.mark.parametrize("gram_dtype", [torch.float64, torch.float32])
 def test_singular_systems_are_solved_nearest_to_the_mean(gram_dtype):
     # both models saw x = (1, 1) alone: w · x must be the mean of 1 + 2 and 3 + 6, and w₀ − w₁ stays the mean's, −2
     grams = [{"w": torch.ones(2, 2, dtype=gram_dtype)}] * 2
-    merged = merge(one([[1.0, 2.0]], [[3.0, 6.0]]), grams, off_diagonal=1)["w"]
+    merged = regress(one([[1.0, 2.0]], [[3.0, 6.0]]), grams, off_diagonal=1)["w"]
     torch.testing.assert_close(merged, torch.tensor([[2.0, 4.0]], dtype=torch.float64), rtol=1e-12, atol=0)
     # the second saw it three times as often: w · x = (3 + 3 · 9) / 4 = 7.5
     grams = [{"w": torch.ones(2, 2, dtype=gram_dtype)}, {"w": 3 * torch.ones(2, 2, dtype=gram_dtype)}]
-    merged = merge(one([[1.0, 2.0]], [[3.0, 6.0]]), grams, off_diagonal=1)["w"]
+    merged = regress(one([[1.0, 2.0]], [[3.0, 6.0]]), grams, off_diagonal=1)["w"]
     torch.testing.assert_close(merged, torch.tensor([[2.75, 4.75]], dtype=torch.float64), rtol=1e-6, atol=0)
 
 
@@ -139,7 +135,7 @@ def test_rank_deficient_systems_satisfy_the_normal_equations(gram_dtype):
     inputs = [torch.randn(6, 40, generator=random, dtype=torch.float64) for _ in range(2)]  # rank 12 of 40
     grams = [{"w": (rows.T @ rows).to(gram_dtype)} for rows in inputs]
     models = [{"w": torch.randn(3, 40, generator=random, dtype=torch.float64)} for _ in range(2)]
-    merged = merge(models, grams, off_diagonal=1)["w"]
+    merged = regress(models, grams, off_diagonal=1)["w"]
     # twelve equations in forty unknowns: the merge can reproduce both models on the inputs that they saw
     tolerance = 1e-9 if gram_dtype == torch.float64 else 1e-2
     for rows, model in zip(inputs, models, strict=True):
@@ -154,7 +150,7 @@ def test_solves_its_equation(seed, size, count, rows, off_diagonal):
     inputs = [torch.randn(rows, size, generator=random, dtype=torch.float64) for _ in range(count)]
     models = [{"w": torch.randn(2, size, generator=random, dtype=torch.float64)} for _ in range(count)]
     weights = (torch.rand(count, generator=random) + 0.1).tolist()
-    merged = merge(models, [{"w": x.T @ x} for x in inputs], weights, off_diagonal=off_diagonal)["w"]
+    merged = regress(models, [{"w": x.T @ x} for x in inputs], weights, off_diagonal=off_diagonal)["w"]
     scaled = [
         w * (off_diagonal * x.T @ x + (1 - off_diagonal) * (x.T @ x).diag().diag())
         for w, x in zip(weights, inputs, strict=True)
@@ -171,15 +167,15 @@ def test_units_of_the_inputs_do_not_matter():
     inputs = [torch.randn(2, 3, generator=random, dtype=torch.float64) for _ in range(2)]
     models = [{"w": torch.randn(2, 3, generator=random, dtype=torch.float64)} for _ in range(2)]
     for off_diagonal in (0.95, 1):
-        plain = merge(models, [{"w": x.T @ x} for x in inputs], off_diagonal=off_diagonal)["w"]
+        plain = regress(models, [{"w": x.T @ x} for x in inputs], off_diagonal=off_diagonal)["w"]
         scaled = [{"w": model["w"] / unit} for model in models]
-        other = merge(scaled, [{"w": (x * unit).T @ (x * unit)} for x in inputs], off_diagonal=off_diagonal)["w"]
+        other = regress(scaled, [{"w": (x * unit).T @ (x * unit)} for x in inputs], off_diagonal=off_diagonal)["w"]
         torch.testing.assert_close(other * unit, plain, rtol=1e-9, atol=0)
 
 
 def test_rounded_once_to_the_output_dtype():
     x = 1 + 2.0**-8 + 2.0**-30  # by way of float32 it would be rounded down
-    merged = merge(one([[x]], [[x]]), one([[1.0]], [[2.0]]), dtypes={"w": torch.bfloat16})["w"]
+    merged = regress(one([[x]], [[x]]), one([[1.0]], [[2.0]]), dtypes={"w": torch.bfloat16})["w"]
     assert merged.dtype == torch.bfloat16
     assert merged.item() == 1 + 2.0**-7
 
@@ -188,7 +184,7 @@ def test_convolutions_are_matrices_and_other_keys_do_not_come_back():
     random = torch.Generator().manual_seed(0)
     models = [{"w": torch.randn(3, 2, 2, 1, generator=random), "bias": torch.zeros(3)} for _ in range(2)]
     grams = [{"module.w": torch.eye(4)}, {"module.w": 3 * torch.eye(4)}]
-    merged = merge(models, grams)
+    merged = regress(models, grams)
     assert merged.keys() == {"w"}
     torch.testing.assert_close(merged["w"], (models[0]["w"] + 3 * models[1]["w"]) / 4)
 
@@ -196,7 +192,7 @@ def test_convolutions_are_matrices_and_other_keys_do_not_come_back():
 def test_squares_that_underflow():
     # the second feature's inputs are 1e-30, whose square is 0 in float32
     grams = [{"w": torch.tensor([[1.0, 1e-30], [1e-30, 0.0]])}] * 2
-    merged = merge(one([[1.0, 2.0]], [[3.0, 6.0]]), grams)["w"]
+    merged = regress(one([[1.0, 2.0]], [[3.0, 6.0]]), grams)["w"]
     torch.testing.assert_close(merged, torch.tensor([[2.0, 4.0]], dtype=torch.float64), rtol=1e-12, atol=0)
 
 
@@ -206,14 +202,14 @@ def test_out_may_be_an_input_and_of_any_strides():
         models = [{"w": lay(torch.randn(2, 3, 4, 1, generator=random))} for _ in range(2)]
         inputs = [torch.randn(20, 12, generator=random) for _ in range(2)]
         grams = [{"w": x.T @ x} for x in inputs]
-        expected = merge(models, grams)["w"]
-        assert regmean(models, grams, {"w": [1.0, 1.0]}, models[1], keys={"w"}) == ["w"]
+        expected = regress(models, grams)["w"]
+        assert regmean(models, grams, {"w": [1.0, 1.0]}, models[1], off_diagonal=0.9, keys={"w"}) == ["w"]
         assert torch.equal(models[1]["w"], expected)
 
 
 def test_empty_layers():
     models = [{"a": torch.zeros(0, 2), "b": torch.zeros(3, 0)}] * 2
-    merged = merge(models, [{"a": torch.eye(2), "b": torch.zeros(0, 0)}] * 2)
+    merged = regress(models, [{"a": torch.eye(2), "b": torch.zeros(0, 0)}] * 2)
     assert (merged["a"].shape, merged["b"].shape) == ((0, 2), (3, 0))
 
 
@@ -237,21 +233,52 @@ def test_empty_layers():
 )
 def test_bad_input(grams, options, message):
     with pytest.raises(InputError, match=message):
-        merge(one([[1.0, 2.0]], [[3.0, 4.0]]), grams, **options)
+        regress(one([[1.0, 2.0]], [[3.0, 4.0]]), grams, **options)
 
 
 def test_indefinite_matrices_are_found():
     # every 2×2 minor is that of a Gram matrix, but (1, 1, 1) G (1, 1, 1)ᵀ = 3 − 6 · .9 < 0
     gram = torch.full((3, 3), -0.9) + 1.9 * torch.eye(3)
     with pytest.raises(InputError, match="the Gram matrices for 'w' are not positive semidefinite"):
-        merge(one([[1.0, 2.0, 3.0]], [[3.0, 4.0, 5.0]]), [{"w": gram}] * 2, off_diagonal=1)
+        regress(one([[1.0, 2.0, 3.0]], [[3.0, 4.0, 5.0]]), [{"w": gram}] * 2, off_diagonal=1)
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, 1j])
 def test_weights_that_cannot_be_regressed(value):
     models = [{"w": torch.tensor([[1.0, 2.0]])}, {"w": torch.tensor([[1.0, value]])}]
     with pytest.raises(InputError, match=r"models\[1\]\['w'\] is complex, or has an infinite or NaN element"):
-        merge(models, [{"w": torch.eye(2)}] * 2)
+        regress(models, [{"w": torch.eye(2)}] * 2)
+
+
+# --- whole models
+
+
+def test_merge_of_collected_grams_keeps_what_each_model_does_and_averages_the_rest():
+    random = torch.Generator().manual_seed(0)
+    models = [
+        seeded(lambda: nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3))),
+        nn.Sequential(nn.Linear(4, 3), nn.BatchNorm1d(3)),
+    ]
+    inputs = [
+        torch.randn(2, 4, generator=random),
+        torch.randn(1, 4, generator=random),
+    ]  # three equations, four unknowns
+    grams = [collect_grams(model, [x]) for model, x in zip(models, inputs, strict=True)]
+    merged, report = merge(models, method="regmean", grams=grams, off_diagonal=1, return_report=True)
+    for model, x in zip(models, inputs, strict=True):
+        torch.testing.assert_close(x @ merged["0.weight"].T, x @ model[0].weight.detach().T, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(merged["0.bias"], (models[0][0].bias + models[1][0].bias).detach() / 2)
+    json.dumps(report.to_dict())
+    with pytest.raises(InputError, match="grams"):
+        merge(models, method="regmean")
+
+
+def test_presets():
+    grams = one([[2.0, 1.0], [1.0, 1.0]], [[1.0, 0.0], [0.0, 1.0]])
+    models = one([[1.0, 0.0]], [[0.0, 5.0]])
+    for preset, off_diagonal in (("paper", 0.9), ("fusionbench", 0.95)):
+        merged = merge(models, method="regmean", preset=preset, grams=grams)["w"]
+        assert torch.equal(merged, regress(models, grams, off_diagonal=off_diagonal)["w"])
 
 
 # --- Gram matrices from a module
@@ -308,7 +335,7 @@ def test_merging_convolutions_keeps_both_functions_on_their_own_inputs():
         x[:, channel] = torch.randn(8, 6, 6, generator=random)
         inputs.append(x)
     grams = [collect_grams(conv, [x]) for conv, x in zip(convs, inputs, strict=True)]
-    merged = merge([{"weight": conv.weight} for conv in convs], grams)["weight"]
+    merged = regress([{"weight": conv.weight} for conv in convs], grams)["weight"]
     assert not merged.requires_grad
     for conv, x in zip(convs, inputs, strict=True):
         torch.testing.assert_close(

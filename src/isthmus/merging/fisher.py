@@ -33,8 +33,8 @@ def fisher_average(
     weights: Mapping[str, Sequence[float]],
     out: Mapping[str, Tensor],
     *,
-    epsilon: float = 1e-6,
-    normalize_fishers: bool = False,
+    epsilon: float,
+    normalize_fishers: bool,
     keys: Collection[str],
 ) -> list[str]:
     r"""The Fisher-weighted mean of the entries that have Fishers.

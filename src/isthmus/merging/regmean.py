@@ -35,7 +35,7 @@ def regmean(
     weights: Mapping[str, Sequence[float]],
     out: Mapping[str, Tensor],
     *,
-    off_diagonal: float = 0.95,
+    off_diagonal: float,
     keys: Collection[str],
 ) -> list[str]:
     r"""Merge the linear layers that have Gram matrices by regression.
