@@ -94,8 +94,9 @@ def select(columns: Sequence[list[Tensor]], *, based: bool, groups: Groups, rank
                 cut = ordered.gather(1, at[:, None])
                 many, same = (magnitude > cut).sum(1), magnitude == cut
                 place = torch.full_like(many, NO_INDEX)
-                if exact:  # up to and with the (k - many)-th of the equal ones
-                    place = (same.cumsum(1) < (at + 1 - many)[:, None]).sum(1) + 1
+                if exact:  # up to and with the (k - many)-th of the equal ones, unless that is the last
+                    last = (same.cumsum(1) < (at + 1 - many)[:, None]).sum(1) + 1
+                    place = torch.where(many + same.sum(1) > at + 1, last, NO_INDEX)
                 where = ranked[:, q]
                 found = (cut[:, 0], place, many, same.sum(1))
                 for target, source in zip((value, index, above, equal), found, strict=True):
