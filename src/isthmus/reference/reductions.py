@@ -25,7 +25,7 @@ def block_sums(x: Tensor) -> Tensor:
     blocks = -(-length // BLOCK)
     if length < blocks * width:  # a padded 0 changes no sum that started from +0
         x = torch.nn.functional.pad(x, (0, blocks * width - length))
-    steps = x.reshape(lines, blocks, -1, LANES).unbind(2)
+    steps = x.reshape(lines, blocks, width // LANES, LANES).unbind(2)
     return add_in_order(add_in_order(steps, x.new_zeros(lines, blocks, LANES)).unbind(2), x.new_zeros(lines, blocks))
 
 
