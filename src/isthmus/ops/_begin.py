@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar, cast
 
 import torch
 from torch import Tensor
@@ -15,6 +15,8 @@ from isthmus.reference import Cuts, Plan
 
 from ._validate import any_requires_grad, column, per_model, validate
 from .selection import row_names
+
+Operand = TypeVar("Operand", Tensor, Sequence[Tensor])  # of one call: every model a tensor, or every model a list
 
 
 class Begun(NamedTuple):
@@ -32,9 +34,9 @@ def begin(
     *,
     names: str | Sequence[str] | None,
     out: Tensor | Sequence[Tensor] | None,
-    single: bool,
+    like: Operand,
 ) -> Begun:
-    """Validate the tensors, their names and ``out``, and refuse to lose a gradient."""
+    """Validate the tensors, their names and ``out``, and refuse to lose a gradient; ``like`` is one of the operands."""
     targets = None if out is None else column(out, "out")
     table = validate(columns, labels, targets)
     if _library.is_needed(any_requires_grad(None, columns, table)):
@@ -45,8 +47,14 @@ def begin(
     count = len(columns[0])
     given = row_names(names, count)
     if given is None:
-        given = ["the tensor"] if single else [f"tensor {row}" for row in range(count)]
+        given = ["the tensor"] if isinstance(like, Tensor) else [f"tensor {row}" for row in range(count)]
     return Begun(targets, table, given)
+
+
+def like_operand(results: list[Tensor], like: Operand) -> Operand:
+    """The results as a tensor or a list, whichever ``like`` is."""
+    result: Any = results[0] if isinstance(like, Tensor) else results
+    return cast("Operand", result)
 
 
 def per_tensor(

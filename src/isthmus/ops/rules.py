@@ -7,7 +7,7 @@ backend, whose name is checked all the same, a piece of a tensor at a time.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,20 +16,20 @@ from isthmus import _dispatch, reference, spherical
 from isthmus.errors import InputError
 from isthmus.reference import rules
 
-from ._begin import begin, per_tensor, plan_without_vote
+from ._begin import Operand, begin, like_operand, per_tensor, plan_without_vote
 from ._validate import column, models_of, per_model
 from .consensus import consensus
 from .elementwise import weighted_sum
 
 
 def linear(
-    tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
+    tensors: Sequence[Operand],
     weights: float | Sequence[float] | Sequence[Sequence[float]] | Tensor = 1.0,
     *,
     normalize: bool = True,
-    out: Tensor | Sequence[Tensor] | None = None,
+    out: Operand | None = None,
     backend: str = "auto",
-) -> Tensor | list[Tensor]:
+) -> Operand:
     """The weighted average of models, or their weighted sum.
 
     Normalised it is x₁ + Σ_{i≥2} ŵᵢ (xᵢ − x₁) with ŵᵢ = wᵢ / Σ w, so that a model averaged with itself is itself to the
@@ -50,6 +50,7 @@ def linear(
         BackendError: the backend is not available here.
     """
     columns, _, _ = models_of(tensors, "linear")
+    models, target = cast("Any", tensors), cast("Any", out)
     table = per_model(weights, "weights", len(columns[0]), len(columns))
     if normalize:
         table = [spherical.normalised(row) for row in table]
@@ -57,29 +58,31 @@ def linear(
     if isinstance(weights, Tensor) and weights.requires_grad:
         shares = weights / weights.sum() if normalize else weights
     if not normalize or len(columns) == 1:
-        return weighted_sum(tensors, shares, out=out, backend=backend)
-    first, *others = tensors
-    return consensus(
-        others,
-        shares[1:],
-        base=first,
-        sparsify="none",
-        majority_sign_method="none",
-        merge_func="sum",
-        out=out,
-        backend=backend,
-    )
+        result = weighted_sum(models, shares, out=target, backend=backend)
+    else:
+        first, *others = models
+        result = consensus(
+            others,
+            shares[1:],
+            base=first,
+            sparsify="none",
+            majority_sign_method="none",
+            merge_func="sum",
+            out=out,
+            backend=backend,
+        )
+    return cast("Operand", result)
 
 
 def nearswap(
-    a: Tensor | Sequence[Tensor],
-    b: Tensor | Sequence[Tensor],
+    a: Operand,
+    b: Operand,
     t: float | Sequence[float] | Tensor,
     *,
     names: str | Sequence[str] | None = None,
-    out: Tensor | Sequence[Tensor] | None = None,
+    out: Operand | None = None,
     backend: str = "auto",
-) -> Tensor | list[Tensor]:
+) -> Operand:
     """Go from ``a`` to ``b`` entry by entry, as far as t allows: entries that differ little are swapped.
 
     Computes a + w (b − a) with w = min(t / max(|b − a|, 1e-6), 1), and b itself where w = 1. Differences above 1e-6
@@ -110,21 +113,21 @@ def nearswap(
         names=names,
         out=out,
         backend=backend,
-        single=isinstance(a, Tensor),
+        like=a,
         finite=False,
     )
 
 
 def sce(
-    tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
-    base: Tensor | Sequence[Tensor],
+    tensors: Sequence[Operand],
+    base: Operand,
     *,
     select_topk: float | Sequence[float] | Tensor = 1.0,
     floor: float = 0.0,
     names: str | Sequence[str] | None = None,
-    out: Tensor | Sequence[Tensor] | None = None,
+    out: Operand | None = None,
     backend: str = "auto",
-) -> Tensor | list[Tensor]:
+) -> Operand:
     """SCE: select entries by their variance over the models, calculate weights, erase minority signs.
 
     Of the entries whose task vectors τ differ between models, int(k · their number) of largest population variance are
@@ -151,7 +154,7 @@ def sce(
     """
     if not 0 <= floor < 1:
         raise InputError(f"sce got floor={floor}, expected a number from 0, and below 1.")
-    columns, labels, single = _on_base(tensors, base, "sce")
+    columns, labels = _on_base(tensors, base, "sce")
     fractions = per_tensor(select_topk, "select_topk", len(columns[0]), low=0, high=1)
     return _row_by_row(
         "sce",
@@ -161,18 +164,18 @@ def sce(
         names=names,
         out=out,
         backend=backend,
-        single=single,
+        like=tensors[0],
     )
 
 
 def arcee_fusion(
-    tensor: Tensor | Sequence[Tensor],
-    base: Tensor | Sequence[Tensor],
+    tensor: Operand,
+    base: Operand,
     *,
     names: str | Sequence[str] | None = None,
-    out: Tensor | Sequence[Tensor] | None = None,
+    out: Operand | None = None,
     backend: str = "auto",
-) -> Tensor | list[Tensor]:
+) -> Operand:
     """Take from one model the entries of outstanding importance, and the rest from the base.
 
     The importance of an entry is |θ − θ₀| · Σ p ln(p / q) over its row (last axis), p = softmax(θ) + 1e-8 and q =
@@ -202,20 +205,20 @@ def arcee_fusion(
         names=names,
         out=out,
         backend=backend,
-        single=isinstance(tensor, Tensor),
+        like=tensor,
     )
 
 
 def ram(
-    tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
-    base: Tensor | Sequence[Tensor],
+    tensors: Sequence[Operand],
+    base: Operand,
     *,
     epsilon: float = 1e-5,
     scaling_factor: float | Sequence[float] | Tensor = 1.0,
     names: str | Sequence[str] | None = None,
-    out: Tensor | Sequence[Tensor] | None = None,
+    out: Operand | None = None,
     backend: str = "auto",
-) -> Tensor | list[Tensor]:
+) -> Operand:
     """RAM: add what one model alone changed, and average what several changed.
 
     Computes θ₀ + λ · (the mean of those τᵢ whose |τᵢ| > ε), entry by entry, and θ₀ where there is none.
@@ -238,12 +241,12 @@ def ram(
     """
     if not epsilon >= 0:
         raise InputError(f"ram got epsilon={epsilon}, expected a number from 0.")
-    columns, labels, single = _on_base(tensors, base, "ram")
+    columns, labels = _on_base(tensors, base, "ram")
     rows, models = len(columns[0]), len(columns) - 1
     scaling = per_tensor(scaling_factor, "scaling_factor", rows)
-    targets, table, names = begin("ram", columns, labels, names=names, out=out, single=single)
+    targets, table, names = begin("ram", columns, labels, names=names, out=out, like=tensors[0])
     if not rows:
-        return []
+        return like_operand([], tensors[0])
     cuts = []
     for row, name in zip(zip(*columns, strict=True), names, strict=True):
         _refuse_unrankable("ram", row, labels, name)
@@ -251,20 +254,20 @@ def ram(
     keep = reference.Cuts(torch.stack(cuts)[:, None].expand(rows, models), torch.zeros(rows, models, dtype=torch.int64))
     plan = plan_without_vote([[1.0] * models] * rows, scaling=scaling, merge_func="mean", keep=keep)
     results, _ = _dispatch.consensus(columns, plan, out=targets, backend=backend, table=table)
-    return results[0] if single else results
+    return like_operand(results, tensors[0])
 
 
 def ram_plus(
-    tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
-    base: Tensor | Sequence[Tensor],
+    tensors: Sequence[Operand],
+    base: Operand,
     *,
     r: float = 0.1,
     alpha: float = 0.2,
     epsilon: float = 1e-5,
     names: str | Sequence[str] | None = None,
-    out: Tensor | Sequence[Tensor] | None = None,
+    out: Operand | None = None,
     backend: str = "auto",
-) -> Tensor | list[Tensor]:
+) -> Operand:
     """RAM+: as ``ram``, with what one model alone changed enlarged by how much else it shares.
 
     An entry of model i counts as changed if |τᵢ| > ε. Entries that model i alone changed are multiplied by 1 + r ·
@@ -290,7 +293,7 @@ def ram_plus(
     """
     if not (r >= 0 and alpha >= 0 and epsilon >= 0):
         raise InputError(f"ram_plus got r={r}, alpha={alpha} and epsilon={epsilon}, expected none below 0.")
-    columns, labels, single = _on_base(tensors, base, "ram_plus")
+    columns, labels = _on_base(tensors, base, "ram_plus")
     return _row_by_row(
         "ram_plus",
         columns,
@@ -299,14 +302,14 @@ def ram_plus(
         names=names,
         out=out,
         backend=backend,
-        single=single,
+        like=tensors[0],
     )
 
 
-def _on_base(tensors: object, base: Any, rule: str) -> tuple[list[list[Tensor]], list[str], bool]:
-    """The columns of a rule, the base first, their labels, and whether they are single tensors."""
-    columns, labels, single = models_of(tensors, rule)
-    return [column(base, "base"), *columns], ["base", *labels], single
+def _on_base(tensors: object, base: object, rule: str) -> tuple[list[list[Tensor]], list[str]]:
+    """The columns of a rule, the base first, and their labels."""
+    columns, labels, _ = models_of(tensors, rule)
+    return [column(base, "base"), *columns], ["base", *labels]
 
 
 def _row_by_row(
@@ -318,11 +321,11 @@ def _row_by_row(
     names: str | Sequence[str] | None,
     out: Tensor | Sequence[Tensor] | None,
     backend: str,
-    single: bool,
+    like: Operand,
     finite: bool = True,
-) -> Tensor | list[Tensor]:
+) -> Operand:
     """Validate, and apply a rule of ``isthmus.reference.rules`` to each row of tensors."""
-    targets, _, names = begin(rule, columns, labels, names=names, out=out, single=single)
+    targets, _, names = begin(rule, columns, labels, names=names, out=out, like=like)
     results = []
     for row, tensors in enumerate(zip(*columns, strict=True)):
         _dispatch.choose(backend, tensors[0].device)
@@ -331,7 +334,7 @@ def _row_by_row(
         if target.numel():
             target.copy_(apply(row, tensors, target.dtype))
         results.append(target)
-    return results[0] if single else results
+    return like_operand(results, like)
 
 
 def _refuse_unrankable(

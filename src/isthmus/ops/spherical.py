@@ -13,7 +13,7 @@ recorded; where an input requires one, call under ``torch.no_grad()`` or detach 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, overload
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -23,45 +23,23 @@ from isthmus.errors import InputError
 from isthmus.reference.reductions import add_in_order
 from isthmus.spherical import Combination, Gram
 
-from ._begin import begin, per_tensor, plan_without_vote
+from ._begin import Operand, begin, like_operand, per_tensor, plan_without_vote
 from ._validate import column, models_of, per_model
 from .selection import row_lengths
 
 Weights = Sequence[float] | Sequence[Sequence[float]] | Tensor
 
 
-@overload
 def slerp(
-    a: Tensor,
-    b: Tensor,
-    t: float | Tensor,
-    *,
-    whole: bool = False,
-    names: str | Sequence[str] | None = None,
-    out: Tensor | None = None,
-    backend: str = "auto",
-) -> Tensor: ...
-@overload
-def slerp(
-    a: Sequence[Tensor],
-    b: Sequence[Tensor],
+    a: Operand,
+    b: Operand,
     t: float | Sequence[float] | Tensor,
     *,
     whole: bool = False,
     names: str | Sequence[str] | None = None,
-    out: Sequence[Tensor] | None = None,
+    out: Operand | None = None,
     backend: str = "auto",
-) -> list[Tensor]: ...
-def slerp(
-    a: Tensor | Sequence[Tensor],
-    b: Tensor | Sequence[Tensor],
-    t: float | Sequence[float] | Tensor,
-    *,
-    whole: bool = False,
-    names: str | Sequence[str] | None = None,
-    out: Tensor | Sequence[Tensor] | None = None,
-    backend: str = "auto",
-) -> Tensor | list[Tensor]:
+) -> Operand:
     """Spherical linear interpolation between ``a`` (t = 0) and ``b`` (t = 1).
 
     Computes sin((1 − t) θ) / sin θ · a + sin(t θ) / sin θ · b with θ the angle between a and b, each tensor one vector.
@@ -95,42 +73,20 @@ def slerp(
         names=names,
         out=out,
         backend=backend,
-        single=isinstance(a, Tensor),
+        like=a,
     )
 
 
-@overload
 def nuslerp(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[Operand],
     weights: Weights,
     *,
-    base: Tensor | None = None,
+    base: Operand | None = None,
     row_wise: bool = False,
     names: str | Sequence[str] | None = None,
-    out: Tensor | None = None,
+    out: Operand | None = None,
     backend: str = "auto",
-) -> Tensor: ...
-@overload
-def nuslerp(
-    tensors: Sequence[Sequence[Tensor]],
-    weights: Weights,
-    *,
-    base: Sequence[Tensor] | None = None,
-    row_wise: bool = False,
-    names: str | Sequence[str] | None = None,
-    out: Sequence[Tensor] | None = None,
-    backend: str = "auto",
-) -> list[Tensor]: ...
-def nuslerp(
-    tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
-    weights: Weights,
-    *,
-    base: Tensor | Sequence[Tensor] | None = None,
-    row_wise: bool = False,
-    names: str | Sequence[str] | None = None,
-    out: Tensor | Sequence[Tensor] | None = None,
-    backend: str = "auto",
-) -> Tensor | list[Tensor]:
+) -> Operand:
     """Spherical linear interpolation of two models by weights, or of their task vectors.
 
     Computes ``slerp`` at t = w₂ / (w₁ + w₂), linear only where |sin θ| <= 1e-8 or a vector is zero. With a base the
@@ -152,7 +108,7 @@ def nuslerp(
             number is NaN or infinite, or a gradient is asked for.
         BackendError: the backend is not available here.
     """
-    columns, labels, single = _models("nuslerp", tensors, base, least=2, most=2)
+    columns, labels = _models("nuslerp", tensors, base, least=2, most=2)
     table = per_model(weights, "weights", len(columns[0]), len(tensors))
     return _merge(
         "nuslerp",
@@ -164,45 +120,21 @@ def nuslerp(
         names=names,
         out=out,
         backend=backend,
-        single=single,
+        like=tensors[0],
     )
 
 
-@overload
 def multislerp(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[Operand],
     weights: Weights | None = None,
     *,
-    base: Tensor | None = None,
+    base: Operand | None = None,
     normalize: bool = True,
     epsilon: float = 1e-8,
     names: str | Sequence[str] | None = None,
-    out: Tensor | None = None,
+    out: Operand | None = None,
     backend: str = "auto",
-) -> Tensor: ...
-@overload
-def multislerp(
-    tensors: Sequence[Sequence[Tensor]],
-    weights: Weights | None = None,
-    *,
-    base: Sequence[Tensor] | None = None,
-    normalize: bool = True,
-    epsilon: float = 1e-8,
-    names: str | Sequence[str] | None = None,
-    out: Sequence[Tensor] | None = None,
-    backend: str = "auto",
-) -> list[Tensor]: ...
-def multislerp(
-    tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
-    weights: Weights | None = None,
-    *,
-    base: Tensor | Sequence[Tensor] | None = None,
-    normalize: bool = True,
-    epsilon: float = 1e-8,
-    names: str | Sequence[str] | None = None,
-    out: Tensor | Sequence[Tensor] | None = None,
-    backend: str = "auto",
-) -> Tensor | list[Tensor]:
+) -> Operand:
     """Barycentric interpolation of models on the sphere, or of their task vectors, each tensor one vector.
 
     Computes Σ wᵢ‖xᵢ‖ · m with m = Σ wᵢuᵢ / ‖Σ wᵢuᵢ‖ and uᵢ = xᵢ / (‖xᵢ‖ + ε). (The definition goes on from m by the
@@ -228,7 +160,7 @@ def multislerp(
     """
     if not epsilon > 0:
         raise InputError(f"multislerp got epsilon={epsilon}, expected a positive number.")
-    columns, labels, single = _models("multislerp", tensors, base, least=1)
+    columns, labels = _models("multislerp", tensors, base, least=1)
     table = per_model(1.0 if weights is None else weights, "weights", len(columns[0]), len(tensors))
     return _merge(
         "multislerp",
@@ -239,42 +171,20 @@ def multislerp(
         names=names,
         out=out,
         backend=backend,
-        single=single,
+        like=tensors[0],
     )
 
 
-@overload
 def karcher(
-    tensors: Sequence[Tensor],
+    tensors: Sequence[Operand],
     weights: Weights | None = None,
     *,
     iterations: int = 10,
     tolerance: float = 1e-5,
     names: str | Sequence[str] | None = None,
-    out: Tensor | None = None,
+    out: Operand | None = None,
     backend: str = "auto",
-) -> Tensor: ...
-@overload
-def karcher(
-    tensors: Sequence[Sequence[Tensor]],
-    weights: Weights | None = None,
-    *,
-    iterations: int = 10,
-    tolerance: float = 1e-5,
-    names: str | Sequence[str] | None = None,
-    out: Sequence[Tensor] | None = None,
-    backend: str = "auto",
-) -> list[Tensor]: ...
-def karcher(
-    tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
-    weights: Weights | None = None,
-    *,
-    iterations: int = 10,
-    tolerance: float = 1e-5,
-    names: str | Sequence[str] | None = None,
-    out: Tensor | Sequence[Tensor] | None = None,
-    backend: str = "auto",
-) -> Tensor | list[Tensor]:
+) -> Operand:
     """The Riemannian (Karcher) mean of the models' directions times the mean of their norms, each tensor one vector.
 
     The mean m minimises Σ wᵢ θᵢ², θᵢ the angle between m and model i. It is approached from the normalised weighted
@@ -301,7 +211,7 @@ def karcher(
         raise InputError(
             f"karcher got iterations={iterations} and tolerance={tolerance}; expected 0 or more and a positive number."
         )
-    columns, labels, single = _models("karcher", tensors, None, least=1)
+    columns, labels = _models("karcher", tensors, None, least=1)
     table = per_model(1.0 if weights is None else weights, "weights", len(columns[0]), len(tensors))
     return _merge(
         "karcher",
@@ -311,39 +221,19 @@ def karcher(
         names=names,
         out=out,
         backend=backend,
-        single=single,
+        like=tensors[0],
     )
 
 
-@overload
 def model_stock(
-    tensors: Sequence[Tensor],
-    base: Tensor,
+    tensors: Sequence[Operand],
+    base: Operand,
     *,
     filter_wise: bool = False,
     names: str | Sequence[str] | None = None,
-    out: Tensor | None = None,
+    out: Operand | None = None,
     backend: str = "auto",
-) -> Tensor: ...
-@overload
-def model_stock(
-    tensors: Sequence[Sequence[Tensor]],
-    base: Sequence[Tensor],
-    *,
-    filter_wise: bool = False,
-    names: str | Sequence[str] | None = None,
-    out: Sequence[Tensor] | None = None,
-    backend: str = "auto",
-) -> list[Tensor]: ...
-def model_stock(
-    tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
-    base: Tensor | Sequence[Tensor],
-    *,
-    filter_wise: bool = False,
-    names: str | Sequence[str] | None = None,
-    out: Tensor | Sequence[Tensor] | None = None,
-    backend: str = "auto",
-) -> Tensor | list[Tensor]:
+) -> Operand:
     """Model Stock: between the base and the mean of N models, as far as the angles between task vectors say.
 
     Computes θ₀ + t (mean − θ₀) with t = N c / (1 + (N − 1) c), c the mean cosine of all pairs of task vectors, those
@@ -364,7 +254,7 @@ def model_stock(
             infinite, or a gradient is asked for.
         BackendError: the backend is not available here.
     """
-    columns, labels, single = _models("model_stock", tensors, base, least=2)
+    columns, labels = _models("model_stock", tensors, base, least=2)
     return _merge(
         "model_stock",
         columns,
@@ -375,21 +265,21 @@ def model_stock(
         names=names,
         out=out,
         backend=backend,
-        single=single,
+        like=tensors[0],
     )
 
 
 def _models(
     rule: str, tensors: object, base: Any, *, least: int, most: int | None = None
-) -> tuple[list[list[Tensor]], list[str], bool]:
-    """The columns of a rule, the base first if there is one, their labels, and whether they are single tensors."""
-    columns, labels, single = models_of(tensors, rule)
+) -> tuple[list[list[Tensor]], list[str]]:
+    """The columns of a rule, the base first if there is one, and their labels."""
+    columns, labels, _ = models_of(tensors, rule)
     if len(columns) < least or (most is not None and len(columns) > most):
         expected = f"exactly {least}" if least == most else f"at least {least}"
         raise InputError(f"{rule} got {len(columns)} models, expected {expected} besides a base.")
     if base is not None:
         columns, labels = [column(base, "base"), *columns], ["base", *labels]
-    return columns, labels, single
+    return columns, labels
 
 
 def _merge(
@@ -401,15 +291,15 @@ def _merge(
     names: str | Sequence[str] | None,
     out: Tensor | Sequence[Tensor] | None,
     backend: str,
-    single: bool,
+    like: Operand,
     based: bool = False,
     row_wise: bool = False,
     whole: bool = False,
-) -> Tensor | list[Tensor]:
+) -> Operand:
     """Validate, take the Gram matrices, ask ``combine`` for the coefficients of each vector, and write."""
-    targets, table, names = begin(rule, columns, labels, names=names, out=out, single=single)
+    targets, table, names = begin(rule, columns, labels, names=names, out=out, like=like)
     if not columns[0]:
-        return []
+        return like_operand([], like)
     results = [torch.empty_like(tensor) for tensor in columns[0]] if targets is None else targets
     lengths = None
     if row_wise:
@@ -428,7 +318,7 @@ def _merge(
         grams = total.expand_as(grams)
     combinations = [combine(gram, row, names[row]) for gram, row in zip(grams.tolist(), owners, strict=True)]
     _write(columns, based, combinations, [_real(x) for x in results], lengths, backend)
-    return results[0] if single else results
+    return like_operand(results, like)
 
 
 def _refuse_nonfinite(rule: str, grams: Tensor, labels: Sequence[str], names: Sequence[str]) -> None:
