@@ -36,4 +36,16 @@ ISTHMUS_RULE C add_scaled(C sum, C w, C x) {
     return sum + w * x;
 }
 
+// A task vector's entry: what a model differs by from the base.
+template <class C>
+ISTHMUS_RULE C difference(C x, C base) {
+    return x - base;
+}
+
+// A merged task vector added to the base, scaled. Adding nothing changes nothing: the base to the bit, -0 included.
+template <class C>
+ISTHMUS_RULE C applied(C base, C scaling, C merged) {
+    return merged == 0 ? base : base + scaling * merged;
+}
+
 }  // namespace isthmus::rules

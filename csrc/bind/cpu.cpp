@@ -1,5 +1,6 @@
 // isthmus._cpu: addresses in, exceptions out. Everything public is validated in Python.
 
+#include <pybind11/numpy.h>
 #include <pybind11/pybind11.h>
 #include <pybind11/stl.h>
 
@@ -170,6 +171,108 @@ TensorTable table(const std::vector<std::int64_t>& numel,
     return result;
 }
 
+// A plan and the arrays that it points to.
+struct ArrayPlan : cpu::Plan {
+    std::vector<py::object> arrays;
+
+    template <class T>
+    const T* keep_alive(const py::object& array) {
+        if (array.is_none()) return nullptr;
+        arrays.push_back(py::array_t<T, py::array::c_style | py::array::forcecast>(array));
+        return static_cast<const T*>(py::reinterpret_borrow<py::array>(arrays.back()).data());
+    }
+};
+
+ArrayPlan plan(bool based, cpu::Vote vote, cpu::ZeroSign zero_sign, bool tally_rows, cpu::MergeFunc merge,
+               const py::object& weights, const py::object& divisors, const py::object& scaling,
+               const py::object& rescale, const std::pair<py::object, py::object>& keep,
+               const std::pair<py::object, py::object>& drop, const py::object& lengths) {
+    ArrayPlan p;
+    p.based = based;
+    p.vote = vote;
+    p.zero_sign = zero_sign;
+    p.tally_rows = tally_rows;
+    p.merge = merge;
+    p.weights = p.keep_alive<double>(weights);
+    p.divisors = p.keep_alive<double>(divisors);
+    p.scaling = p.keep_alive<double>(scaling);
+    p.rescale = p.keep_alive<double>(rescale);
+    p.keep = {p.keep_alive<double>(keep.first), p.keep_alive<std::int64_t>(keep.second)};
+    p.drop = {p.keep_alive<double>(drop.first), p.keep_alive<std::int64_t>(drop.second)};
+    p.lengths = p.keep_alive<std::int64_t>(lengths);
+    return p;
+}
+
+void draw(ArrayPlan& p, const py::object& keys, const py::object& density, const py::object& epsilon,
+          const py::object& starts, bool inverse) {
+    p.random.keys = p.keep_alive<std::int64_t>(keys);
+    p.random.density = p.keep_alive<double>(density);
+    p.random.epsilon = p.keep_alive<double>(epsilon);
+    p.random.starts = p.keep_alive<std::int64_t>(starts);
+    p.random.inverse = inverse;
+}
+
+using Integers = py::array_t<std::int64_t, py::array::c_style | py::array::forcecast>;
+
+const std::int64_t* data(const std::optional<Integers>& array) { return array ? array->data() : nullptr; }
+
+template <class T>
+py::array_t<T> to_array(const std::vector<T>& values, std::vector<py::ssize_t> shape) {
+    return py::array_t<T>(std::move(shape), values.data());
+}
+
+// The cuts of each rank, and how many magnitudes lie above and at them: arrays of [group][model][rank].
+py::dict find_cuts(const TensorTable& table, bool based, bool whole, const std::optional<Integers>& lengths,
+                   const Integers& ranks, bool exact, int threads) {
+    cpu::Selection found;
+    const cpu::Ranks wanted{ranks.data(), static_cast<std::size_t>(ranks.shape(2)), exact};
+    {
+        const py::gil_scoped_release release;
+        found = cpu::select(table, based, whole, data(lengths), wanted, threads);
+    }
+    const std::vector<py::ssize_t> shape(ranks.shape(), ranks.shape() + 3);
+    py::dict result;
+    result["value"] = to_array(found.value, shape);
+    result["index"] = to_array(found.index, shape);
+    result["above"] = to_array(found.above, shape);
+    result["equal"] = to_array(found.equal, shape);
+    result["nonfinite"] = found.bad_row < 0 ? py::object(py::none()) : py::make_tuple(found.bad_row, found.bad_model);
+    return result;
+}
+
+py::object consensus(const TensorTable& table, const ArrayPlan& plan, bool wanted, int threads) {
+    cpu::Stats stats;
+    {
+        const py::gil_scoped_release release;
+        stats = cpu::consensus(table, plan, wanted, threads);
+    }
+    if (!wanted) return py::none();
+    const py::ssize_t rows = table.rows(), models = table.width - plan.based;
+    return py::make_tuple(to_array(stats.kept, {rows, models}), to_array(stats.positive, {rows}),
+                          to_array(stats.negative, {rows}), to_array(stats.cancelled, {rows}),
+                          to_array(stats.conflicts, {rows}));
+}
+
+py::array_t<double> l1(const TensorTable& table, const ArrayPlan& plan, int threads) {
+    std::vector<double> sums;
+    {
+        const py::gil_scoped_release release;
+        sums = cpu::l1(table, plan, threads);
+    }
+    const py::ssize_t rows = table.rows(), models = table.width - plan.based;
+    return to_array(sums, {rows, models, 2});
+}
+
+py::array_t<double> gram(const TensorTable& table, bool based, const std::optional<Integers>& lengths, int threads) {
+    std::vector<double> sums;
+    {
+        const py::gil_scoped_release release;
+        sums = cpu::gram(table, based, data(lengths), threads);
+    }
+    const py::ssize_t models = table.width - based, groups = sums.size() / (models * models);
+    return to_array(sums, {groups, models, models});
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
@@ -181,7 +284,7 @@ PYBIND11_MODULE(_cpu, m) {
         .value("bf16", Dtype::bf16)
         .value("f16", Dtype::f16);
     py::class_<cpu::Table>(m, "Rows");
-    py::class_<TensorTable, cpu::Table>(m, "Table")
+    py::class_<TensorTable, cpu::Table>(m, "Table", py::dynamic_attr())
         .def_readonly("requires_grad", &TensorTable::requires_grad)
         .def(py::init(&table), py::arg("numel"), py::arg("rows"))
         .def("set_outputs", &set_outputs, py::arg("out"));
@@ -193,6 +296,32 @@ PYBIND11_MODULE(_cpu, m) {
           py::call_guard<py::gil_scoped_release>());
     m.def("weighted_sum", &cpu::weighted_sum, py::arg("table"), py::arg("weights"), py::arg("threads"),
           py::call_guard<py::gil_scoped_release>());
+
+    py::enum_<cpu::Vote>(m, "Vote")
+        .value("none", cpu::Vote::none)
+        .value("total", cpu::Vote::total)
+        .value("weighted_total", cpu::Vote::weighted_total)
+        .value("frequency", cpu::Vote::frequency);
+    py::enum_<cpu::ZeroSign>(m, "ZeroSign")
+        .value("majority", cpu::ZeroSign::majority)
+        .value("positive", cpu::ZeroSign::positive)
+        .value("negative", cpu::ZeroSign::negative)
+        .value("zero", cpu::ZeroSign::zero);
+    py::enum_<cpu::MergeFunc>(m, "MergeFunc")
+        .value("sum", cpu::MergeFunc::sum)
+        .value("mean", cpu::MergeFunc::mean)
+        .value("max", cpu::MergeFunc::max);
+    py::class_<ArrayPlan>(m, "Plan")
+        .def(py::init(&plan), py::kw_only(), py::arg("based"), py::arg("vote"), py::arg("zero_sign"),
+             py::arg("tally_rows"), py::arg("merge"), py::arg("weights"), py::arg("divisors"), py::arg("scaling"),
+             py::arg("rescale"), py::arg("keep"), py::arg("drop"), py::arg("lengths"))
+        .def("draw", &draw, py::arg("keys"), py::arg("density"), py::arg("epsilon"), py::arg("starts"),
+             py::arg("inverse"));
+    m.def("consensus", &consensus, py::arg("table"), py::arg("plan"), py::arg("stats"), py::arg("threads"));
+    m.def("l1", &l1, py::arg("table"), py::arg("plan"), py::arg("threads"));
+    m.def("gram", &gram, py::arg("table"), py::arg("based"), py::arg("lengths"), py::arg("threads"));
+    m.def("select", &find_cuts, py::arg("table"), py::arg("based"), py::arg("whole"), py::arg("lengths"),
+          py::arg("ranks"), py::arg("exact"), py::arg("threads"));
 
     m.def("instruction_sets", [] {
         std::vector<std::pair<std::string, bool>> sets;

@@ -30,12 +30,81 @@ struct Table {
 // Whether every output is as the table demands.
 bool outputs_are_disjoint(const Table& table);
 
-// out = lerp(x[0], x[1], w) for every row; a copy of x[0] at w = 0 and of x[1] at w = 1. One weight, or one for each row.
+// out = lerp(x[0], x[1], w) for every row; a copy of x[0] at w = 0 and of x[1] at w = 1. One weight, or one for each
+// row.
 void lerp(const Table& table, const std::vector<double>& weights, int threads);
 
-// out = w[0] x[0] + w[1] x[1] + ..., a left fold in the order of the inputs, for every row. One weight for each input, or
-// for each input of each row.
+// out = w[0] x[0] + w[1] x[1] + ..., a left fold in the order of the inputs, for every row. One weight for each input,
+// or for each input of each row.
 void weighted_sum(const Table& table, const std::vector<double>& weights, int threads);
+
+// Task vectors: what the models of a row differ by from its base, which is the row's first input where there is one;
+// without a base the inputs are task vectors themselves. Arrays are [row][model] unless they say otherwise.
+
+// Top sets, one for each group of elements and each model: the entries with |t| > value, and of those with |t| == value
+// the ones whose index in the group is below `index`.
+struct Cuts {
+    const double* value = nullptr;
+    const std::int64_t* index = nullptr;
+};
+
+struct Random {
+    const std::int64_t* keys = nullptr;  // [row][model][4] 32-bit words: the key and the upper half of the counter
+    const double* density = nullptr;
+    const double* epsilon = nullptr;       // where the density depends on the magnitude's rank in its group
+    const std::int64_t* starts = nullptr;  // [row], index of the row's first element in the whole tensor
+    bool inverse = false;                  // divide survivors by their probability
+};
+
+enum class Vote : std::uint8_t { none, total, weighted_total, frequency };
+enum class ZeroSign : std::uint8_t { majority, positive, negative, zero };
+enum class MergeFunc : std::uint8_t { sum, mean, max };
+
+// out = base + scaling * merge(trimmed task vectors), with every option decided.
+struct Plan {
+    bool based = false;
+    const double* weights = nullptr;
+    const double* divisors = nullptr;  // what a model adds to the divisor of a mean where it takes part
+    const double* scaling = nullptr;   // [row]
+    const double* rescale = nullptr;   // of survivors; or none
+    Vote vote = Vote::none;
+    ZeroSign zero_sign = ZeroSign::positive;
+    bool tally_rows = false;  // the majority of signs is counted for each row; else over all of them
+    MergeFunc merge = MergeFunc::sum;
+    Cuts keep, drop;                            // [group][model]; survivors are in `keep` and not in `drop`
+    const std::int64_t* lengths = nullptr;      // [row] of its groups; without it each row is one group
+    const std::int64_t* first_group = nullptr;  // [row]
+    Random random;
+};
+
+struct Stats {
+    std::vector<std::int64_t> kept;  // survivors that are not zero
+    // [row]: votes elected to either sign, votes that cancelled, entries with survivors of both signs
+    std::vector<std::int64_t> positive, negative, cancelled, conflicts;
+};
+
+Stats consensus(const Table& table, const Plan& plan, bool stats, int threads);
+
+// The sums of |t| before and after trimming: [row][model][2].
+std::vector<double> l1(const Table& table, const Plan& plan, int threads);
+
+// The dot products of the task vectors of each group: [group][model][model].
+std::vector<double> gram(const Table& table, bool based, const std::int64_t* lengths, int threads);
+
+// The ranks-th largest magnitudes of each group and model: [group][model][rank].
+struct Selection {
+    std::vector<double> value;
+    std::vector<std::int64_t> index, above, equal;
+    std::int64_t bad_row = -1, bad_model = -1;  // the first that is not finite; then the rest is undefined
+};
+struct Ranks {
+    const std::int64_t* of;  // [group][model][rank]: k for the k-th largest; 0 selects nothing, n or more everything
+    std::size_t count;       // of ranks
+    bool exact;              // of entries equal to the k-th largest, the first ones that fill k; else all
+};
+// Groups are all rows together, or each row, or its parts of `lengths`.
+Selection select(const Table& table, bool based, bool whole, const std::int64_t* lengths, const Ranks& ranks,
+                 int threads);
 
 // Instruction sets compiled in, from the plainest to the widest: "base", then "v3" (AVX2) and "v4" (AVX-512) on x86-64.
 struct InstructionSet {

@@ -1,61 +1,21 @@
-// Element-wise rules over a table: how the work is split between threads and how outputs are written.
+// Interpolation and weighted sums over a table.
 
 #include <algorithm>
 
-#include "loops.h"
-#include "parallel.h"
+#include "work.h"
 
 namespace isthmus::cpu {
-
-namespace {
-
-constexpr std::int64_t stream_bytes = 1 << 24;  // above this, outputs would only push useful data out of the caches
-constexpr std::int64_t grain = 1024;            // elements: threads share no cache line of an output
-
-// Split the elements of all rows evenly between threads and give each its ranges, in order.
-template <class Body>
-void for_ranges(const Table& table, int threads, Body body) {
-    std::int64_t elements = 0, read = 0, written = 0;
-    bool in_place = false;
-    for (std::size_t r = 0; r < table.rows(); ++r) {
-        elements += table.numel[r];
-        written += table.numel[r] * size_of(table.outputs[r].dtype);
-        for (const Operand* x = table.row(r); x != table.row(r + 1); ++x) {
-            read += table.numel[r] * size_of(x->dtype);
-            in_place |= x->address == table.outputs[r].address;
-        }
-    }
-    threads = useful_threads(read + written, threads);
-    const bool stream = written >= stream_bytes && !in_place;
-    run_parallel(threads, [&](int k) {
-        const std::int64_t from = elements / threads * k + std::min<std::int64_t>(elements % threads, k);
-        const std::int64_t to = elements / threads * (k + 1) + std::min<std::int64_t>(elements % threads, k + 1);
-        const auto cut = [&](std::int64_t at, std::int64_t numel) {
-            return at >= numel ? numel : std::max<std::int64_t>(at, 0) / grain * grain;
-        };
-        std::int64_t row_start = 0;
-        for (std::size_t r = 0; r < table.rows() && row_start < to; row_start += table.numel[r++]) {
-            const std::int64_t begin = cut(from - row_start, table.numel[r]), end = cut(to - row_start, table.numel[r]);
-            if (begin < end) body(Range{table.row(r), table.width, table.outputs[r], begin, end, stream}, r);
-        }
-#if defined(__x86_64__)
-        if (stream) _mm_sfence();
-#endif
-    });
-}
-
-}  // namespace
 
 void lerp(const Table& table, const std::vector<double>& weights, int threads) {
     const auto loop = loops().lerp;
     const bool per_row = weights.size() > 1;
-    for_ranges(table, threads, [&](const Range& range, std::size_t r) { loop(range, weights[per_row ? r : 0]); });
+    for_ranges(table, threads, [&](const Range& range, std::size_t r, int) { loop(range, weights[per_row ? r : 0]); });
 }
 
 void weighted_sum(const Table& table, const std::vector<double>& weights, int threads) {
     const auto loop = loops().weighted_sum;
     const bool per_row = weights.size() > table.width;
-    for_ranges(table, threads, [&](const Range& range, std::size_t r) {
+    for_ranges(table, threads, [&](const Range& range, std::size_t r, int) {
         loop(range, weights.data() + (per_row ? r * table.width : 0));
     });
 }

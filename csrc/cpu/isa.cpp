@@ -2,11 +2,15 @@
 
 #include <algorithm>
 #include <atomic>
+#include <cmath>
 #include <cstring>
+#include <limits>
+#include <memory>
 #include <type_traits>
 #include <utility>
 #include <vector>
 
+#include "../philox.h"
 #include "loops.h"
 
 #if defined(__x86_64__)
@@ -19,7 +23,11 @@ namespace base {
 #if defined(__x86_64__)
 #define ISTHMUS_STREAM 16
 #endif
+#include "consensus.inl"
 #include "loops.inl"
+#include "reduce.inl"
+#include "select.inl"
+#include "tasks.inl"
 #undef ISTHMUS_STREAM
 }  // namespace base
 
@@ -32,7 +40,11 @@ namespace base {
 namespace v3 {
 #define ISTHMUS_STREAM 32
 #define ISTHMUS_F16C
+#include "consensus.inl"
 #include "loops.inl"
+#include "reduce.inl"
+#include "select.inl"
+#include "tasks.inl"
 #undef ISTHMUS_STREAM
 }  // namespace v3
 #pragma GCC pop_options
@@ -41,7 +53,11 @@ namespace v3 {
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi2,prefer-vector-width=512")
 namespace v4 {
 #define ISTHMUS_STREAM 64
+#include "consensus.inl"
 #include "loops.inl"
+#include "reduce.inl"
+#include "select.inl"
+#include "tasks.inl"
 #undef ISTHMUS_STREAM
 #undef ISTHMUS_F16C
 }  // namespace v4
@@ -50,17 +66,21 @@ namespace v4 {
 
 namespace {
 
+#define ISTHMUS_LOOPS(set)                                                                                        \
+    set::lerp, set::weighted_sum, set::consensus, set::l1, set::gram, set::sample32, set::sample64, set::sweep32, \
+        set::sweep64
+
 const Loops all[] = {
-    {"base", [] { return true; }, base::lerp, base::weighted_sum},
+    {"base", [] { return true; }, ISTHMUS_LOOPS(base)},
 #ifdef ISTHMUS_X86_SETS
-    {"v3", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }, v3::lerp, v3::weighted_sum},
+    {"v3", [] { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("f16c"); }, ISTHMUS_LOOPS(v3)},
     {"v4",
      [] {
          return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
                 __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") &&
                 __builtin_cpu_supports("f16c");
      },
-     v4::lerp, v4::weighted_sum},
+     ISTHMUS_LOOPS(v4)},
 #endif
 };
 

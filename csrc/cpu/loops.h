@@ -1,9 +1,14 @@
 // What one instruction set provides: its loops over a range of one row of a table.
 #pragma once
 
+#include <utility>
+#include <vector>
+
 #include "api.h"
 
 namespace isthmus::cpu {
+
+constexpr std::int64_t chunk = 512;  // elements worked on at a time; a multiple of a cache line for every dtype
 
 struct Range {
     const Operand* inputs;
@@ -13,11 +18,47 @@ struct Range {
     bool stream;              // write the output past the caches
 };
 
+// What a consensus counts in a range, and which chunks must be written again if cancelled votes turn out negative.
+struct Tally {
+    std::int64_t positive = 0, negative = 0, cancelled = 0, conflicts = 0;
+    std::int64_t* kept = nullptr;                                             // [model], where asked for
+    std::vector<std::pair<std::int64_t, std::int64_t>>* to_revise = nullptr;  // begin and end
+};
+
+// A bracket around a magnitude that is looked for, as the bits of |t|, and what was found in it. Magnitudes strictly
+// inside are kept; those equal to an end are only counted, because there may be very many of them.
+template <class Key>
+struct Bracket {
+    Key low = 0, high = 0;
+    std::int64_t above = 0, at_high = 0, at_low = 0;
+    Key* found = nullptr;
+    std::int64_t count = 0, capacity = 0;  // a count beyond the capacity was not kept
+};
+
+// A float64 sum of a block is the sum of this many interleaved sums.
+constexpr std::int64_t lanes = 16;
+
 struct Loops {
     const char* name;
     bool (*supported)();
     void (*lerp)(const Range&, double weight);
     void (*weighted_sum)(const Range&, const double* weights);
+    // `zero` is the sign of cancelled votes, or 0 for none; an output at address 0 is not written.
+    void (*consensus)(const Range&, const Plan&, std::size_t row, int zero, Tally&);
+    // Add a block's |t| before and after trimming: sums[model][2].
+    void (*l1)(const Range&, const Plan&, std::size_t row, double* sums);
+    // Add a block's dot products: sums[model][model], lower triangle.
+    void (*gram)(const Range&, bool based, double* sums);
+    // The bits of |t| of runs of at most `chunk` elements, one after the other: keys[model][element].
+    void (*sample32)(const Range&, bool based, const std::int64_t* starts, std::int64_t count, std::int64_t run,
+                     std::int32_t* const* keys);
+    void (*sample64)(const Range&, bool based, const std::int64_t* starts, std::int64_t count, std::int64_t run,
+                     std::int64_t* const* keys);
+    // Sort a range into brackets, those of model k from brackets[first[k]], and raise top[k] to the largest magnitude.
+    void (*sweep32)(const Range&, bool based, Bracket<std::int32_t>* brackets, const std::size_t* first,
+                    std::int32_t* top);
+    void (*sweep64)(const Range&, bool based, Bracket<std::int64_t>* brackets, const std::size_t* first,
+                    std::int64_t* top);
 };
 
 const Loops& loops();  // of the instruction set in use

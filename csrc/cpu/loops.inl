@@ -13,9 +13,8 @@ constexpr Dtype dtype_of = std::is_same_v<S, double>  ? Dtype::f64
                            : std::is_same_v<S, bf16>  ? Dtype::bf16
                                                       : Dtype::f16;
 
-constexpr std::int64_t chunk = 512;  // elements; a multiple of a cache line for every dtype
-constexpr std::size_t group = 8;     // inputs read in step
-constexpr std::int64_t line = 64;    // bytes
+constexpr std::size_t group = 8;   // inputs read in step
+constexpr std::int64_t line = 64;  // bytes
 
 template <class S, class C>
 void widen_all(C* __restrict__ out, std::uintptr_t address, std::int64_t begin, std::int64_t n) {

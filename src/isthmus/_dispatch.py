@@ -162,7 +162,20 @@ def select(
     table: Any = None,
 ) -> reference.Selected:
     """The cuts at which the largest magnitudes of each task vector end; see ``isthmus.reference.select``."""
-    choose(backend, columns[0][0].device)
+    if _chooses_cpp(columns, backend, table):
+        module = _native.cpu()
+        found = module.select(
+            table or _contiguous_table(module, columns),
+            based,
+            groups.whole,
+            groups.lengths,
+            ranks.numpy(),
+            exact,
+            torch.get_num_threads(),
+        )
+        value, index, above, equal = (torch.from_numpy(found[key]) for key in ("value", "index", "above", "equal"))
+        cuts = [reference.Cuts(value[..., q], index[..., q]) for q in range(ranks.shape[2])]
+        return reference.Selected(cuts, above, equal, found["nonfinite"])
     return reference.select(columns, based=based, groups=groups, ranks=ranks, exact=exact)
 
 
@@ -176,18 +189,41 @@ def consensus(
     table: Any = None,
 ) -> tuple[Column, reference.Stats | None]:
     """``isthmus.ops.consensus`` for every row; ``columns`` begins with the base where the plan has one."""
-    choose(backend, columns[0][0].device)
-    results, counts = reference.consensus(columns, plan, stats=stats)
-    if out is None:
-        return results, counts
-    for target, result in zip(out, results, strict=True):
-        target.copy_(result)
-    return out, counts
+    if not columns[0]:
+        return [], None
+    counts = None
+    if _chooses_cpp(columns, backend, table):
+        module = _native.cpu()
+        late: list[tuple[Tensor, Tensor]] = []
+        if table is not None:
+            outputs = _empty_like(columns[0]) if out is None else out
+            if out is None:
+                table.set_outputs(outputs)
+        else:
+            outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
+            table = _contiguous_table(module, columns, outputs, late)
+        counted = module.consensus(table, _plan(module, plan), stats, torch.get_num_threads())
+        for target, result in late:
+            target.copy_(result)
+        counts = reference.Stats(*map(torch.from_numpy, counted)) if stats else None
+    else:
+        dtypes = None if out is None else [target.dtype for target in out]
+        results, counts = reference.consensus(columns, plan, dtypes=dtypes, stats=stats)
+        outputs = results if out is None else out
+        for target, result in zip(outputs, results, strict=True):
+            if target is not result:
+                target.copy_(result)
+    if out is not None:
+        _versions.wrote(out)
+    return outputs, counts
 
 
 def l1(columns: Sequence[Column], plan: reference.Plan, *, backend: str, table: Any = None) -> Tensor:
     """Σ|τ| of each row and model, before and after trimming: float64 (rows, models, 2)."""
-    choose(backend, columns[0][0].device)
+    if _chooses_cpp(columns, backend, table):
+        module = _native.cpu()
+        table = table or _contiguous_table(module, columns)
+        return torch.from_numpy(module.l1(table, _plan(module, plan), torch.get_num_threads()))
     return reference.l1(columns, plan)
 
 
@@ -195,8 +231,73 @@ def gram(
     columns: Sequence[Column], *, based: bool, lengths: list[int] | None = None, backend: str, table: Any = None
 ) -> Tensor:
     """The dot products of the models of each row: float64 (rows, models, models)."""
-    choose(backend, columns[0][0].device)
+    if _chooses_cpp(columns, backend, table):
+        module = _native.cpu()
+        table = table or _contiguous_table(module, columns)
+        return torch.from_numpy(module.gram(table, based, lengths, torch.get_num_threads()))
     return reference.gram(columns, based=based, lengths=lengths)
+
+
+def _chooses_cpp(columns: Sequence[Column], backend: str, table: Any) -> bool:
+    """Whether the compiled extension serves a call on these tensors; one without tensors is left to the reference."""
+    if not columns[0]:
+        return False
+    # A table is made for the CPU alone, by the extension that "auto" takes there.
+    automatic = table is not None and backend == FORCED == "auto"
+    return automatic or choose(backend, columns[0][0].device) == "cpp"
+
+
+def _plan(module: Any, plan: reference.Plan) -> Any:
+    """The compiled extension's plan."""
+    by_weight = plan.merge_func == "mean" and plan.divisor == "weight"
+    made = module.Plan(
+        based=plan.based,
+        vote=getattr(module.Vote, plan.vote),
+        zero_sign=getattr(module.ZeroSign, plan.zero_sign),
+        tally_rows=plan.tally_rows,
+        merge=getattr(module.MergeFunc, plan.merge_func),
+        weights=plan.weights.numpy(),
+        divisors=(plan.weights if by_weight else torch.ones_like(plan.weights)).numpy(),
+        scaling=plan.scaling.numpy(),
+        rescale=_numpy(plan.rescale),
+        keep=(None, None) if plan.keep is None else (plan.keep.value.numpy(), plan.keep.index.numpy()),
+        drop=(None, None) if plan.drop is None else (plan.drop.value.numpy(), plan.drop.index.numpy()),
+        lengths=plan.lengths,
+    )
+    if plan.random is not None:
+        random = plan.random
+        made.draw(random.keys.numpy(), random.density.numpy(), _numpy(random.epsilon), random.starts, random.inverse)
+    return made
+
+
+def _numpy(tensor: Tensor | None) -> Any:
+    return None if tensor is None else tensor.numpy()
+
+
+def _contiguous_table(
+    module: Any,
+    columns: Sequence[Column],
+    outputs: Column | None = None,
+    late: list[tuple[Tensor, Tensor]] | None = None,
+) -> Any:
+    """A table of tensors of any strides in C-order, which the places of a rule are counted in: copies where need be.
+
+    Outputs that are not in C-order go to ``late``, each with the tensor that is written in its stead.
+    """
+    keep: list[Tensor] = []
+    numel, rows = [], []
+    for index, row in enumerate(zip(*columns, strict=True)):
+        operands = [_real(tensor).contiguous() for tensor in row]
+        result = operands[0] if outputs is None else _real(outputs[index])
+        if outputs is not None and late is not None and not result.is_contiguous():
+            late.append((result, torch.empty_like(result, memory_format=torch.contiguous_format)))
+            result = late[-1][1]
+        keep += [*operands, result]
+        numel.append(result.numel())
+        rows.append([(x.data_ptr(), _dtype_codes(module)[x.dtype]) for x in (*operands, result)])
+    table = module.Table(numel, rows)
+    table.keep_alive = keep
+    return table
 
 
 def _run(

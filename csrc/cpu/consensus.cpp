@@ -1,0 +1,121 @@
+// Consensus over a table: one sweep, and a second one over the chunks where cancelled votes turn out negative.
+
+#include <algorithm>
+
+#include "work.h"
+
+namespace isthmus::cpu {
+
+namespace {
+
+struct Revision {
+    std::size_t row;
+    std::int64_t begin, end;
+};
+
+// What one thread counts, in all rows.
+struct Counts {
+    std::vector<Tally> rows;
+    std::vector<std::int64_t> kept;
+    std::vector<Revision> to_revise;
+};
+
+bool in_place(const Table& table) {
+    for (std::size_t r = 0; r < table.rows(); ++r)
+        for (const Operand* x = table.row(r); x != table.row(r + 1); ++x)
+            if (x->address == table.outputs[r].address) return true;
+    return false;
+}
+
+}  // namespace
+
+Stats consensus(const Table& table, const Plan& given, bool wanted, int threads) {
+    const auto loop = loops().consensus;
+    Plan plan = given;
+    const std::vector<std::int64_t> first_group = first_groups(table, plan.lengths);
+    plan.first_group = first_group.data();
+    const std::size_t rows = table.rows(), models = table.width - plan.based;
+    const bool majority = plan.vote != Vote::none && plan.zero_sign == ZeroSign::majority;
+
+    std::vector<Counts> counts(std::max(threads, 1));
+    const auto sweep = [&](const Table& over, int zero, bool note_kept) {
+        for (Counts& c : counts) {
+            c.rows.assign(rows, Tally{});
+            c.kept.assign(note_kept ? rows * models : 0, 0);
+        }
+        for_ranges(over, threads, [&](const Range& range, std::size_t r, int thread) {
+            Counts& c = counts[thread];
+            Tally& tally = c.rows[r];
+            if (note_kept) tally.kept = &c.kept[r * models];
+            std::vector<std::pair<std::int64_t, std::int64_t>> cancelled;
+            if (majority) tally.to_revise = &cancelled;
+            loop(range, plan, r, zero, tally);
+            for (const auto& [begin, end] : cancelled) c.to_revise.push_back({r, begin, end});
+        });
+    };
+    // Whether cancelled votes of each row are negative: a majority of nothing counts as negative.
+    const auto negative_rows = [&] {
+        std::vector<std::int64_t> sum(rows, 0);
+        for (const Counts& c : counts)
+            for (std::size_t r = 0; r < rows; ++r) sum[r] += c.rows[r].positive - c.rows[r].negative;
+        if (!plan.tally_rows) {
+            std::int64_t total = 0;
+            for (const std::int64_t s : sum) total += s;
+            std::fill(sum.begin(), sum.end(), total);
+        }
+        std::vector<char> negative(rows);
+        for (std::size_t r = 0; r < rows; ++r) negative[r] = sum[r] <= 0;
+        return negative;
+    };
+
+    const int sign = plan.zero_sign == ZeroSign::zero ? 0 : plan.zero_sign == ZeroSign::negative ? -1 : 1;
+    if (!majority) {
+        sweep(table, sign, wanted);
+    } else if (!in_place(table)) {
+        sweep(table, 1, wanted);  // as if cancelled votes were positive
+        const std::vector<char> negative = negative_rows();
+        std::vector<Revision> revisions;
+        for (Counts& c : counts)
+            for (const Revision& v : c.to_revise)
+                if (negative[v.row]) revisions.push_back(v);
+        if (!revisions.empty()) {
+            const int parts = useful_threads(revisions.size() * chunk * size_of(Dtype::f32) * table.width, threads);
+            run_parallel(parts, [&](int k) {
+                const std::size_t from = revisions.size() * k / parts, to = revisions.size() * (k + 1) / parts;
+                for (std::size_t i = from; i < to; ++i) {
+                    const Revision& v = revisions[i];
+                    Tally ignored;
+                    loop(Range{table.row(v.row), table.width, table.outputs[v.row], v.begin, v.end, false}, plan, v.row,
+                         -1, ignored);
+                }
+            });
+        }
+    } else {
+        // The inputs will be gone when the majority is known, so it is counted first.
+        Table unwritten = table;
+        for (Operand& output : unwritten.outputs) output.address = 0;
+        sweep(unwritten, 1, wanted);
+        const std::vector<char> negative = negative_rows();
+        for_ranges(table, threads, [&](const Range& range, std::size_t r, int) {
+            Tally ignored;
+            loop(range, plan, r, negative[r] ? -1 : 1, ignored);
+        });
+    }
+
+    Stats stats;
+    if (!wanted) return stats;
+    stats.kept.assign(rows * models, 0);
+    for (auto* of : {&stats.positive, &stats.negative, &stats.cancelled, &stats.conflicts}) of->assign(rows, 0);
+    for (const Counts& c : counts) {
+        for (std::size_t i = 0; i < c.kept.size(); ++i) stats.kept[i] += c.kept[i];
+        for (std::size_t r = 0; r < rows; ++r) {
+            stats.positive[r] += c.rows[r].positive;
+            stats.negative[r] += c.rows[r].negative;
+            stats.cancelled[r] += c.rows[r].cancelled;
+            stats.conflicts[r] += c.rows[r].conflicts;
+        }
+    }
+    return stats;
+}
+
+}  // namespace isthmus::cpu

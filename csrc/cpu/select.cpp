@@ -1,0 +1,436 @@
+// Exact selection of the k-th largest magnitude, without sorting.
+//
+// A sample gives each rank a bracket that almost surely holds its magnitude. One sweep counts what lies above and at
+// the ends of the bracket and keeps what lies inside; the answer is at an end or among the kept. Where the bracket
+// missed, or held more than memory allows, a sweep counts the magnitudes by range until it is narrow enough.
+
+#include <algorithm>
+#include <cmath>
+#include <limits>
+#include <memory>
+
+#include "work.h"
+
+namespace isthmus::cpu {
+
+namespace {
+
+constexpr std::int64_t segment = 1 << 16;  // elements swept at a time: equal magnitudes are counted for each
+constexpr std::int64_t run = 16;           // elements sampled at one place: a cache line of float32
+constexpr std::int64_t largest_sample = 1 << 22;
+constexpr double margin = 6;                  // standard deviations of a sampled rank
+constexpr std::int64_t kept_bytes = 1 << 25;  // beside one hundredth of a model
+constexpr int bins = 1 << 12;                 // of a count by range
+
+struct Piece {
+    std::size_t row;
+    std::int64_t begin, end;  // elements of the row
+};
+
+template <class Key>
+using Value = std::conditional_t<sizeof(Key) == 8, double, float>;
+
+template <class Key>
+constexpr Key infinity = sizeof(Key) == 8 ? Key(0x7ff0000000000000) : Key(0x7f800000);
+
+// One rank of one model: the magnitude looked for lies in [low, high].
+template <class Key>
+struct Search {
+    std::size_t model, rank;
+    std::int64_t k;
+    Key low = 0, high = infinity<Key>;
+    bool sampled = false;  // the ends are a guess
+    // The answer.
+    bool done = false;
+    Key value = 0;
+    std::int64_t above = 0, equal = 0, index = std::numeric_limits<std::int64_t>::max();
+};
+
+struct Loop32 {
+    static auto sample() { return loops().sample32; }
+    static auto sweep() { return loops().sweep32; }
+};
+struct Loop64 {
+    static auto sample() { return loops().sample64; }
+    static auto sweep() { return loops().sweep64; }
+};
+
+// Selection within one group, whose elements are `pieces` in order.
+template <class Key>
+class Group {
+    using Loop = std::conditional_t<sizeof(Key) == 8, Loop64, Loop32>;
+
+   public:
+    Group(const Table& table, bool based, const std::vector<Piece>& pieces, std::int64_t model_bytes, int threads)
+        : table_(table), based_(based), models_(table.width - based), model_bytes_(model_bytes) {
+        std::int64_t bytes = 0;
+        for (const Piece& piece : pieces) {
+            for (std::int64_t begin = piece.begin; begin < piece.end; begin += segment)
+                segments_.push_back({piece.row, begin, std::min(begin + segment, piece.end)});
+            for (std::size_t k = 0; k < table.width; ++k)
+                bytes += (piece.end - piece.begin) * size_of(table.row(piece.row)[k].dtype);
+            elements_ += piece.end - piece.begin;
+        }
+        threads_ = std::min<std::int64_t>(useful_threads(bytes, threads), segments_.size());
+    }
+
+    std::int64_t elements() const { return elements_; }
+
+    // Find what is searched for; the first model with a magnitude that is not finite, or -1.
+    std::int64_t find(std::vector<Search<Key>>& searches, bool exact) {
+        guess(searches);
+        for (bool first = true;; first = false) {
+            std::vector<Search<Key>*> open;
+            for (Search<Key>& s : searches)
+                if (!s.done) open.push_back(&s);
+            if (open.empty()) return -1;
+            if (!first) narrow(open);
+            if (const std::int64_t bad = sweep(open, exact); bad >= 0) return bad;
+        }
+    }
+
+    // The first element, as a row, whose magnitude of `model` is not finite.
+    std::size_t bad_row(std::size_t model) {
+        for (const Piece& s : segments_)
+            for (std::int64_t begin = s.begin; begin < s.end; begin += chunk)
+                for (const Key key : keys(s, begin, model))
+                    if (key >= infinity<Key>) return s.row;
+        return segments_[0].row;
+    }
+
+   private:
+    Range range(const Piece& s) const {
+        return {table_.row(s.row), table_.width, Operand{0, Dtype::f32}, s.begin, s.end, false};
+    }
+
+    // The magnitudes of one chunk of one model.
+    std::vector<Key> keys(const Piece& s, std::int64_t begin, std::size_t model) const {
+        std::vector<std::vector<Key>> all(models_, std::vector<Key>(std::min(chunk, s.end - begin)));
+        std::vector<Key*> out;
+        for (auto& of : all) out.push_back(of.data());
+        Loop::sample()(range(s), based_, &begin, 1, chunk, out.data());
+        return all[model];
+    }
+
+    // Guess a bracket for each search from runs of elements, one at random in each of as many equal parts.
+    void guess(std::vector<Search<Key>>& searches) const {
+        if (elements_ < 16 * segment / run) return;  // all magnitudes are soon kept
+        const std::int64_t wanted = std::min(elements_ / 64, largest_sample) / run;
+        const std::int64_t stride = elements_ / wanted;
+        std::vector<std::vector<std::int64_t>> starts(segments_.size());
+        std::int64_t sampled = 0, segment_start = 0;
+        std::size_t s = 0;
+        std::uint64_t state = 0x9E3779B97F4A7C15;
+        for (std::int64_t i = 0; i < wanted; ++i) {
+            state = state * 6364136223846793005 + 1442695040888963407;
+            const std::int64_t at = i * stride + std::int64_t((state >> 33) % std::max<std::int64_t>(stride - run, 1));
+            while (at >= segment_start + segments_[s].end - segments_[s].begin) {
+                segment_start += segments_[s].end - segments_[s].begin;
+                ++s;
+            }
+            starts[s].push_back(segments_[s].begin + at - segment_start);
+            sampled += std::min(run, segments_[s].end - starts[s].back());
+        }
+        std::vector<std::int64_t> offset(segments_.size() + 1);
+        for (std::size_t i = 0; i < segments_.size(); ++i) {
+            offset[i + 1] = offset[i];
+            for (const std::int64_t start : starts[i]) offset[i + 1] += std::min(run, segments_[i].end - start);
+        }
+        std::vector<std::vector<Key>> keys(models_, std::vector<Key>(sampled));
+        run_parallel(threads_, [&](int k) {
+            const std::size_t from = segments_.size() * k / threads_, to = segments_.size() * (k + 1) / threads_;
+            for (std::size_t i = from; i < to; ++i) {
+                std::vector<Key*> out;
+                for (auto& of : keys) out.push_back(of.data() + offset[i]);
+                Loop::sample()(range(segments_[i]), based_, starts[i].data(), starts[i].size(), run, out.data());
+            }
+        });
+        run_parallel(std::min<std::int64_t>(threads_, models_), [&](int k) {
+            for (std::size_t model = k; model < models_; model += std::min<std::int64_t>(threads_, models_))
+                for (Search<Key>& search : searches)
+                    if (search.model == model && !search.done) bracket(search, keys[model]);
+        });
+    }
+
+    void bracket(Search<Key>& search, std::vector<Key>& keys) const {
+        const double n = keys.size(), p = static_cast<double>(search.k) / elements_;
+        const double spread = margin * std::sqrt(p * (1 - p) * n) + 1;
+        const auto at = [&](double rank) {  // the magnitude of a rank from the largest
+            const auto place = keys.begin() + static_cast<std::int64_t>(rank);
+            std::nth_element(keys.begin(), place, keys.end(), std::greater<>{});
+            return *place;
+        };
+        if (p * n - spread >= 0) search.high = std::min(at(p * n - spread), infinity<Key>);
+        if (p * n + spread < n) search.low = std::min(at(p * n + spread), infinity<Key>);
+        search.sampled = true;
+    }
+
+    // What one sweep found for one search in one segment.
+    struct Found {
+        std::int64_t at_high = 0, at_low = 0, kept_until = 0;
+    };
+
+    // Sweep over all elements once for the open searches; those that end in their brackets are done.
+    std::int64_t sweep(const std::vector<Search<Key>*>& open, bool exact) {
+        std::vector<std::size_t> first(models_ + 1, 0);
+        for (const Search<Key>* s : open) ++first[s->model + 1];
+        for (std::size_t k = 0; k < models_; ++k) first[k + 1] += first[k];  // searches are sorted by model
+
+        struct Thread {
+            std::vector<Bracket<Key>> brackets;
+            std::vector<std::unique_ptr<Key[]>> kept;
+            std::vector<Key> top;
+        };
+        std::vector<Thread> parts(threads_);
+        std::vector<Found> found(exact ? segments_.size() * open.size() : 0);
+        const std::int64_t share = (kept_bytes + model_bytes_ / 100) / (sizeof(Key) * open.size() * threads_);
+        run_parallel(threads_, [&](int t) {
+            Thread& part = parts[t];
+            const std::size_t from = segments_.size() * t / threads_, to = segments_.size() * (t + 1) / threads_;
+            std::int64_t mine = 0;
+            for (std::size_t i = from; i < to; ++i) mine += segments_[i].end - segments_[i].begin;
+            for (const Search<Key>* s : open) {
+                Bracket<Key> bracket;
+                bracket.low = s->low;
+                bracket.high = s->high;
+                bracket.capacity = std::min(share, mine);
+                part.kept.emplace_back(new Key[bracket.capacity]);
+                bracket.found = part.kept.back().get();
+                part.brackets.push_back(bracket);
+            }
+            part.top.assign(models_, 0);
+            for (std::size_t i = from; i < to; ++i) {
+                std::vector<Found> before(exact ? open.size() : 0);
+                for (std::size_t b = 0; b < before.size(); ++b)
+                    before[b] = {part.brackets[b].at_high, part.brackets[b].at_low, part.brackets[b].count};
+                Loop::sweep()(range(segments_[i]), based_, part.brackets.data(), first.data(), part.top.data());
+                for (std::size_t b = 0; b < before.size(); ++b)
+                    found[i * open.size() + b] = {part.brackets[b].at_high - before[b].at_high,
+                                                  part.brackets[b].at_low - before[b].at_low, part.brackets[b].count};
+            }
+        });
+        for (std::size_t k = 0; k < models_; ++k)
+            for (const Thread& part : parts)
+                if (part.top[k] >= infinity<Key>) return k;
+
+        run_parallel(std::min<std::int64_t>(threads_, open.size()), [&](int t) {
+            for (std::size_t b = t; b < open.size(); b += std::min<std::int64_t>(threads_, open.size())) {
+                Search<Key>& s = *open[b];
+                std::vector<const Bracket<Key>*> brackets;
+                for (const Thread& part : parts) brackets.push_back(&part.brackets[b]);
+                settle(s, brackets);
+                if (!s.done || !exact || s.equal == s.k - s.above) continue;
+                locate(s, [&](std::size_t i) {
+                    const Found& here = found[i * open.size() + b];
+                    if (s.value == s.high) return here.at_high;
+                    if (s.value == s.low) return here.at_low;
+                    const std::size_t owner = owner_of(i);
+                    const bool continues = i > 0 && owner_of(i - 1) == owner;
+                    const Key* kept = brackets[owner]->found;
+                    const std::int64_t from = continues ? found[(i - 1) * open.size() + b].kept_until : 0;
+                    return static_cast<std::int64_t>(std::count(kept + from, kept + here.kept_until, s.value));
+                });
+            }
+        });
+        return -1;
+    }
+
+    std::size_t owner_of(std::size_t segment_index) const {
+        std::size_t t = 0;
+        while (segment_index >= segments_.size() * (t + 1) / threads_) ++t;
+        return t;
+    }
+
+    // Conclude from what a sweep found; a search that is not done has a better range afterwards.
+    void settle(Search<Key>& s, const std::vector<const Bracket<Key>*>& brackets) const {
+        std::int64_t above = 0, at_high = 0, at_low = 0, inside = 0;
+        bool whole = true;
+        for (const Bracket<Key>* b : brackets) {
+            above += b->above;
+            at_high += b->at_high;
+            at_low += b->at_low;
+            inside += b->count;
+            whole &= b->count <= b->capacity;
+        }
+        const auto answer = [&](Key value, std::int64_t more, std::int64_t equal) {
+            s.value = value;
+            s.above = more;
+            s.equal = equal;
+            s.done = true;
+        };
+        if (s.k <= above) {
+            s.low = s.high;
+            s.high = infinity<Key>;
+        } else if (s.k <= above + at_high) {
+            answer(s.high, above, at_high);
+        } else if (s.k <= above + at_high + inside) {
+            if (!whole) return;
+            std::vector<Key> kept;
+            kept.reserve(inside);
+            for (const Bracket<Key>* b : brackets) kept.insert(kept.end(), b->found, b->found + b->count);
+            const auto place = kept.begin() + (s.k - above - at_high - 1);
+            std::nth_element(kept.begin(), place, kept.end(), std::greater<>{});
+            const Key value = *place;
+            const std::int64_t equal = std::count(kept.begin(), kept.end(), value);
+            const std::int64_t more = std::count_if(kept.begin(), place, [&](Key key) { return key > value; });
+            answer(value, above + at_high + more, equal);
+        } else if (s.k <= above + at_high + inside + at_low) {
+            answer(s.low, above + at_high + inside, at_low);
+        } else {
+            s.high = s.low;
+            s.low = 0;
+        }
+    }
+
+    // Where the last of the equal magnitudes that are kept lies; equal_in(segment) says how many there are.
+    template <class EqualIn>
+    void locate(Search<Key>& s, EqualIn equal_in) const {
+        std::int64_t left = s.k - s.above, before = 0;
+        for (std::size_t i = 0; i < segments_.size(); ++i) {
+            const Piece& piece = segments_[i];
+            const std::int64_t equal = equal_in(i);
+            if (left > equal) {
+                left -= equal;
+                before += piece.end - piece.begin;
+                continue;
+            }
+            for (std::int64_t begin = piece.begin; begin < piece.end; begin += chunk) {
+                const std::vector<Key> of = keys(piece, begin, s.model);
+                for (std::size_t j = 0; j < of.size(); ++j)
+                    if (of[j] == s.value && --left == 0) {
+                        s.index = before + (begin - piece.begin) + j + 1;
+                        return;
+                    }
+            }
+        }
+    }
+
+    // Count magnitudes by range within each open search's, and keep the range that holds its rank.
+    void narrow(const std::vector<Search<Key>*>& open) {
+        for (Search<Key>* s : open) {
+            int shift = 0;
+            while (((s->high - s->low) >> shift) >= bins) ++shift;
+            std::vector<std::vector<std::int64_t>> counts(threads_, std::vector<std::int64_t>(bins + 1));
+            run_parallel(threads_, [&](int t) {
+                std::vector<std::int64_t>& mine = counts[t];
+                for (std::size_t i = segments_.size() * t / threads_; i < segments_.size() * (t + 1) / threads_; ++i)
+                    for (std::int64_t begin = segments_[i].begin; begin < segments_[i].end; begin += chunk)
+                        for (const Key key : keys(segments_[i], begin, s->model)) {
+                            if (key > s->high)
+                                ++mine[bins];
+                            else if (key >= s->low)
+                                ++mine[(key - s->low) >> shift];
+                        }
+            });
+            std::int64_t above = 0;
+            for (int bin = bins; bin >= 0; --bin) {
+                std::int64_t here = 0;
+                for (const auto& mine : counts) here += mine[bin];
+                above += here;
+                if (bin == bins || above < s->k) continue;
+                s->low += Key(bin) << shift;
+                s->high = std::min(s->high, s->low + ((Key{1} << shift) - 1));
+                break;
+            }
+        }
+    }
+
+    const Table& table_;
+    bool based_;
+    std::size_t models_;
+    std::int64_t model_bytes_, elements_ = 0;
+    int threads_;
+    std::vector<Piece> segments_;
+};
+
+template <class Key>
+Selection select_by(const Table& table, bool based, const std::vector<std::vector<Piece>>& groups, const Ranks& ranks,
+                    int threads) {
+    constexpr std::int64_t all = std::numeric_limits<std::int64_t>::max();
+    const std::size_t models = table.width - based, size = groups.size() * models * ranks.count;
+    Selection result;
+    result.value.assign(size, 0);
+    for (auto* of : {&result.index, &result.above, &result.equal}) of->assign(size, 0);
+    std::int64_t model_bytes = 0;
+    for (std::size_t r = 0; r < table.rows(); ++r)
+        model_bytes += table.numel[r] * size_of(table.row(r)[table.width - 1].dtype);
+
+    const auto do_group = [&](std::size_t g, int with_threads) -> std::pair<std::int64_t, std::int64_t> {
+        Group<Key> group(table, based, groups[g], model_bytes, with_threads);
+        std::vector<Search<Key>> searches;
+        for (std::size_t k = 0; k < models; ++k)
+            for (std::size_t q = 0; q < ranks.count; ++q) {
+                const std::size_t at = (g * models + k) * ranks.count + q;
+                if (ranks.of[at] <= 0) {
+                    result.value[at] = std::numeric_limits<double>::infinity();
+                } else if (ranks.of[at] >= group.elements()) {
+                    result.index[at] = all;
+                    result.equal[at] = group.elements();
+                } else {
+                    searches.push_back({k, q, ranks.of[at]});
+                }
+            }
+        if (searches.empty()) return {-1, -1};
+        const std::int64_t bad = group.find(searches, ranks.exact);
+        if (bad >= 0) return {static_cast<std::int64_t>(group.bad_row(bad)), bad};
+        for (const Search<Key>& s : searches) {
+            const std::size_t at = (g * models + s.model) * ranks.count + s.rank;
+            result.value[at] = bit_cast<Value<Key>>(s.value);
+            result.index[at] = s.index;
+            result.above[at] = s.above;
+            result.equal[at] = s.equal;
+        }
+        return {-1, -1};
+    };
+    const auto note = [&](std::pair<std::int64_t, std::int64_t> bad) {
+        if (bad.first < 0 || (result.bad_row >= 0 && result.bad_row <= bad.first)) return;
+        std::tie(result.bad_row, result.bad_model) = bad;
+    };
+
+    // Large groups are swept by all threads, small ones by one thread each.
+    std::vector<std::size_t> small;
+    std::int64_t small_bytes = 0;
+    for (std::size_t g = 0; g < groups.size(); ++g) {
+        std::int64_t bytes = 0;
+        for (const Piece& piece : groups[g]) bytes += (piece.end - piece.begin) * table.width * 4;
+        if (useful_threads(bytes, threads) > 1) {
+            note(do_group(g, threads));
+        } else {
+            small.push_back(g);
+            small_bytes += bytes;
+        }
+    }
+    const int parts =
+        std::min<std::int64_t>(useful_threads(small_bytes, threads), std::max<std::size_t>(small.size(), 1));
+    std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>> bad(parts);
+    run_parallel(parts, [&](int t) {
+        for (std::size_t i = t; i < small.size(); i += parts) bad[t].push_back(do_group(small[i], 1));
+    });
+    for (const auto& of : bad)
+        for (const auto& pair : of) note(pair);
+    return result;
+}
+
+}  // namespace
+
+Selection select(const Table& table, bool based, bool whole, const std::int64_t* lengths, const Ranks& ranks,
+                 int threads) {
+    std::vector<std::vector<Piece>> groups;
+    if (whole) groups.emplace_back();
+    bool is_double = false;
+    for (std::size_t r = 0; r < table.rows(); ++r) {
+        if (whole) {
+            groups[0].push_back({r, 0, table.numel[r]});
+        } else if (lengths == nullptr) {
+            groups.push_back({{r, 0, table.numel[r]}});
+        } else {
+            for (std::int64_t begin = 0; begin < table.numel[r]; begin += lengths[r])
+                groups.push_back({{r, begin, begin + lengths[r]}});
+        }
+        for (const Operand* x = table.row(r); x != table.row(r + 1); ++x) is_double |= x->dtype == Dtype::f64;
+    }
+    return is_double ? select_by<std::int64_t>(table, based, groups, ranks, threads)
+                     : select_by<std::int32_t>(table, based, groups, ranks, threads);
+}
+
+}  // namespace isthmus::cpu

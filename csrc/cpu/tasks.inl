@@ -1,0 +1,299 @@
+// Task vectors, chunk by chunk: what each model differs by from the base, where it survives trimming by magnitude.
+//
+// Included after loops.inl. A magnitude is compared by the bits of |t|, which as integers are in the order of the
+// numbers, so that a cut needs no rounding of its own and NaN stands above infinity.
+
+template <class C>
+using Key = std::conditional_t<sizeof(C) == 8, std::int64_t, std::int32_t>;
+
+template <class C>
+constexpr Key<C> highest = std::numeric_limits<Key<C>>::max();
+
+template <class C>
+Key<C> magnitude(C x) {
+    return bit_cast<Key<C>>(x) & highest<C>;
+}
+
+// `x` where `mask` is all ones, zero where it is 0.
+template <class C>
+C masked(C x, Key<C> mask) {
+    return bit_cast<C>(bit_cast<Key<C>>(x) & mask);
+}
+
+// The magnitudes that survive: low <= |t| <= high.
+template <class C>
+struct Interval {
+    Key<C> low = 0, high = highest<C>;
+};
+
+// The smallest number of type C that is not below a magnitude, and whether it equals it.
+template <class C>
+std::pair<Key<C>, bool> ceiling(double value) {
+    const C nearest = static_cast<C>(value);
+    const Key<C> bits = magnitude(nearest) + (static_cast<double>(nearest) < value);
+    return {bits, static_cast<double>(nearest) == value};
+}
+
+// What survives of the elements before, or from, the index of a cut.
+template <class C>
+Interval<C> interval(double keep, bool before_keep, double drop, bool before_drop) {
+    constexpr double infinity = std::numeric_limits<double>::infinity();
+    if (keep == infinity && !before_keep) return {1, 0};
+    const auto [low, low_equal] = ceiling<C>(keep);
+    Interval<C> kept{low + (low_equal && !before_keep), highest<C>};
+    if (drop != infinity || before_drop) {
+        const auto [high, high_equal] = ceiling<C>(drop);
+        kept.high = high - !(high_equal && !before_drop);
+    }
+    return kept;
+}
+
+// `count` rows of one chunk each, aligned to a cache line.
+template <class T>
+class Rows {
+   public:
+    explicit Rows(std::size_t count) : storage_(new T[count * chunk + line / sizeof(T)]) {
+        const auto address = reinterpret_cast<std::uintptr_t>(storage_.get());
+        first_ = reinterpret_cast<T*>((address + line - 1) / line * line);
+    }
+    T* operator[](std::size_t row) { return first_ + row * chunk; }
+
+   private:
+    std::unique_ptr<T[]> storage_;
+    T* first_;
+};
+
+// Call body(first, count) for every group of at most four models, with the count known at compile time.
+template <class Body>
+void by_fours(std::size_t models, Body body) {
+    std::size_t k = 0;
+    for (; k + 4 <= models; k += 4) body(k, std::make_index_sequence<4>{});
+    switch (models - k) {
+        case 1: return body(k, std::make_index_sequence<1>{});
+        case 2: return body(k, std::make_index_sequence<2>{});
+        case 3: return body(k, std::make_index_sequence<3>{});
+    }
+}
+
+template <bool Based, bool Trim, class S, class C, std::size_t... K>
+void subtract(const S* base, const S* const* x, C* const* t, const Interval<C>* kept, const C* rescale, std::int64_t n,
+              std::index_sequence<K...>) {
+    const S* const in[] = {x[K]...};
+    C* const out[] = {t[K]...};
+    const Interval<C> all;
+    const Key<C> low[] = {(Trim ? kept[K] : all).low...}, high[] = {(Trim ? kept[K] : all).high...};
+    const C r[] = {(Trim ? rescale[K] : C{1})...};
+    const auto task = [&](std::int64_t i, std::size_t k, C b) {
+        const C difference = Based ? rules::difference(widen<C>(in[k][i]), b) : widen<C>(in[k][i]);
+        if constexpr (!Trim) return difference;
+        const Key<C> size = magnitude(difference);
+        return masked(rules::scaled(r[k], difference), -Key<C>((size >= low[k]) & (size <= high[k])));
+    };
+#pragma GCC ivdep
+    for (std::int64_t i = 0; i < n; ++i) {
+        const C b = Based ? widen<C>(base[i]) : C{};
+        ((out[K][i] = task(i, K, b)), ...);
+    }
+}
+
+// The task vectors of one range, read as values of the type S and computed in C.
+template <class S, class C>
+class Tasks {
+   public:
+    Tasks(const Range& range, bool based)
+        : range_(range), based_(based), models_(range.width - based), widened_(range.width), tasks_(models_) {
+        for (std::size_t k = 0; k < models_; ++k) t.push_back(tasks_[k]);
+        inputs_.resize(range.width);
+    }
+
+    std::size_t models() const { return models_; }
+    const S* base() const { return inputs_[0]; }  // of the chunk last read
+
+    std::vector<C*> t;  // [model], of the chunk last loaded
+
+    void read(std::int64_t begin, std::int64_t n) {
+        for (std::size_t k = 0; k < range_.width; ++k) inputs_[k] = values(range_.inputs[k], begin, n, widened_[k]);
+    }
+
+    // Task vectors of the elements [from, to) of the chunk last read; with intervals only what survives, rescaled.
+    void load(std::int64_t from, std::int64_t to, const Interval<C>* kept, const C* rescale) {
+        const S* base = based_ ? inputs_[0] + from : nullptr;
+        by_fours(models_, [&](std::size_t k, auto models) {
+            const S* x[4] = {};
+            C* out[4] = {};
+            for (std::size_t j = 0; j < models.size(); ++j) {
+                x[j] = inputs_[k + j + based_] + from;
+                out[j] = t[k + j] + from;
+            }
+            if (kept == nullptr && based_) return subtract<true, false>(base, x, out, kept, rescale, to - from, models);
+            if (kept == nullptr) return subtract<false, false>(base, x, out, kept, rescale, to - from, models);
+            if (based_) return subtract<true, true>(base, x, out, kept + k, rescale + k, to - from, models);
+            subtract<false, true>(base, x, out, kept + k, rescale + k, to - from, models);
+        });
+    }
+
+   private:
+    const Range& range_;
+    std::size_t based_, models_;
+    Rows<S> widened_;
+    Rows<C> tasks_;
+    std::vector<const S*> inputs_;
+};
+
+// The random words of n elements from `first`: word i is of element first + i.
+class RandomWords {
+   public:
+    const std::uint32_t* fill(const std::int64_t* key, std::int64_t first, std::int64_t n) {
+        const std::int64_t block = first / 4, blocks = (first % 4 + n + 3) / 4;
+        const std::uint32_t k0 = key[0], k1 = key[1], c2 = key[2], c3 = key[3];
+#pragma GCC ivdep
+        for (std::int64_t i = 0; i < blocks; ++i) {
+            const std::uint64_t counter = block + i;
+            const Words w = philox({std::uint32_t(counter), std::uint32_t(counter >> 32), c2, c3}, k0, k1);
+            words_[4 * i] = w.x0;
+            words_[4 * i + 1] = w.x1;
+            words_[4 * i + 2] = w.x2;
+            words_[4 * i + 3] = w.x3;
+        }
+        return words_ + first % 4;
+    }
+
+   private:
+    alignas(line) std::uint32_t words_[chunk + 8];
+};
+
+// What survives of the task vectors of a range, by magnitude or at random, rescaled.
+template <class S, class C>
+class Survivors {
+   public:
+    Survivors(const Range& range, const Plan& plan, std::size_t row)
+        : tasks(range, plan.based),
+          range_(range),
+          plan_(plan),
+          row_(row),
+          models_(tasks.models()),
+          length_(plan.lengths != nullptr ? plan.lengths[row] : 0),
+          intervals_(models_),
+          rescale_(models_, C{1}) {
+        if (plan.rescale != nullptr)
+            for (std::size_t k = 0; k < models_; ++k) rescale_[k] = static_cast<C>(plan.rescale[row * models_ + k]);
+    }
+
+    Tasks<S, C> tasks;
+
+    // The survivors of n elements from `begin`, in tasks.t.
+    void load(std::int64_t begin, std::int64_t n) {
+        tasks.read(begin, n);
+        if (plan_.random.keys != nullptr) {
+            tasks.load(0, n, nullptr, nullptr);
+            for (std::size_t k = 0; k < models_; ++k) draw(k, begin, n);
+        } else if (plan_.keep.value != nullptr) {
+            for (std::int64_t from = begin, to; from < begin + n; from = to) {
+                to = settle(from, begin + n);
+                tasks.load(from - begin, to - begin, intervals_.data(), rescale_.data());
+            }
+        } else {
+            tasks.load(0, n, plan_.rescale != nullptr ? intervals_.data() : nullptr, rescale_.data());
+        }
+    }
+
+   private:
+    // Set the intervals of magnitudes that hold from element `at`, and return where they end.
+    std::int64_t settle(std::int64_t at, std::int64_t end) {
+        const std::int64_t group = length_ > 0 ? at / length_ : 0, start = group * length_;
+        if (length_ > 0) end = std::min(end, start + length_);
+        const std::size_t cuts = (plan_.first_group[row_] + group) * models_;
+        for (std::size_t k = 0; k < models_; ++k) {
+            const auto before = [&](const Cuts& cut) {
+                const std::int64_t index = cut.index[cuts + k];
+                if (at - start < index) end = std::min(end, index < end - start ? start + index : end);
+                return at - start < index;
+            };
+            const bool before_keep = before(plan_.keep);
+            const bool dropping = plan_.drop.value != nullptr, before_drop = dropping && before(plan_.drop);
+            const double drop = dropping ? plan_.drop.value[cuts + k] : std::numeric_limits<double>::infinity();
+            intervals_[k] = interval<C>(plan_.keep.value[cuts + k], before_keep, drop, before_drop);
+        }
+        return end;
+    }
+
+    // Drop entries of model k at random and rescale the rest.
+    void draw(std::size_t k, std::int64_t begin, std::int64_t n) {
+        const Random& random = plan_.random;
+        const std::size_t at = row_ * models_ + k;
+        const double density = random.density[at];
+        C* t = tasks.t[k];
+        if (density <= 0) {
+            std::fill_n(t, n, C{});
+            return;
+        }
+        if (density >= 1) {
+            for (std::int64_t i = 0; i < n; ++i) t[i] = rules::scaled(rescale_[k], t[i]);
+            return;
+        }
+        const std::uint32_t* words = words_.fill(random.keys + 4 * at, random.starts[row_] + begin, n);
+        if (random.epsilon != nullptr) {
+            for (std::int64_t from = begin, to; from < begin + n; from = to) {
+                const std::int64_t group = from / length_;
+                to = std::min(begin + n, (group + 1) * length_);
+                rank(group);
+                const Odds& odds = odds_[k];
+                for (std::int64_t i = from; i < to; ++i) {
+                    const std::size_t j = i - group * length_;
+                    const C r = random.inverse ? odds.inverse[j] : rescale_[k];
+                    t[i - begin] = words[i - begin] < odds.limit[j] ? rules::scaled(r, t[i - begin]) : C{};
+                }
+            }
+            return;
+        }
+        const auto limit = static_cast<std::uint32_t>(density * 0x1p32);
+        const C r = random.inverse ? static_cast<C>(1 / density) : rescale_[k];
+#pragma GCC ivdep
+        for (std::int64_t i = 0; i < n; ++i) t[i] = masked(rules::scaled(r, t[i]), -Key<C>(words[i] < limit));
+    }
+
+    // How likely each element of a group is to survive, by the rank of its magnitude in the group.
+    struct Odds {
+        std::vector<std::uint32_t> limit;
+        std::vector<C> inverse;
+    };
+
+    void rank(std::int64_t group) {
+        if (group == ranked_) return;
+        ranked_ = group;
+        std::vector<std::vector<std::pair<Key<C>, std::int64_t>>> order(models_);
+        Tasks<S, C> all(range_, plan_.based);
+        for (std::int64_t from = 0, n; from < length_; from += n) {
+            n = std::min(chunk, length_ - from);
+            all.read(group * length_ + from, n);
+            all.load(0, n, nullptr, nullptr);
+            for (std::size_t k = 0; k < models_; ++k)  // of equal magnitudes the first is the largest
+                for (std::int64_t i = 0; i < n; ++i) order[k].emplace_back(magnitude(all.t[k][i]), -(from + i));
+        }
+        odds_.resize(models_);
+        for (std::size_t k = 0; k < models_; ++k) {
+            const std::size_t at = row_ * models_ + k;
+            const double density = plan_.random.density[at], epsilon = plan_.random.epsilon[at];
+            odds_[k].limit.resize(length_);
+            odds_[k].inverse.resize(length_);
+            std::sort(order[k].begin(), order[k].end());
+            for (std::int64_t place = 0; place < length_; ++place) {
+                const double p = length_ == 1
+                                     ? density
+                                     : density - epsilon + 2 * epsilon * static_cast<double>(place) / (length_ - 1);
+                odds_[k].limit[-order[k][place].second] = static_cast<std::uint32_t>(p * 0x1p32);
+                odds_[k].inverse[-order[k][place].second] = static_cast<C>(1 / p);
+            }
+        }
+    }
+
+    const Range& range_;
+    const Plan& plan_;
+    std::size_t row_, models_;
+    std::int64_t length_;
+    std::vector<Interval<C>> intervals_;
+    std::vector<C> rescale_;
+    RandomWords words_;
+    std::int64_t ranked_ = -1;
+    std::vector<Odds> odds_;
+};

@@ -1,0 +1,55 @@
+// How work over a table is split between threads, and which outputs are written past the caches.
+#pragma once
+
+#include <algorithm>
+
+#include "loops.h"
+#include "parallel.h"
+
+namespace isthmus::cpu {
+
+constexpr std::int64_t stream_bytes = 1 << 24;  // above this, outputs would only push useful data out of the caches
+constexpr std::int64_t grain = 1024;            // elements: threads share no cache line of an output
+
+// Split the elements of all rows evenly between threads: body(range, row, thread) for each range, in order.
+template <class Body>
+void for_ranges(const Table& table, int threads, Body body) {
+    std::int64_t elements = 0, read = 0, written = 0;
+    bool in_place = false;
+    for (std::size_t r = 0; r < table.rows(); ++r) {
+        elements += table.numel[r];
+        written += table.numel[r] * size_of(table.outputs[r].dtype);
+        for (const Operand* x = table.row(r); x != table.row(r + 1); ++x) {
+            read += table.numel[r] * size_of(x->dtype);
+            in_place |= x->address == table.outputs[r].address;
+        }
+    }
+    threads = useful_threads(read + written, threads);
+    const bool stream = written >= stream_bytes && !in_place;
+    run_parallel(threads, [&](int k) {
+        const std::int64_t from = elements / threads * k + std::min<std::int64_t>(elements % threads, k);
+        const std::int64_t to = elements / threads * (k + 1) + std::min<std::int64_t>(elements % threads, k + 1);
+        const auto cut = [&](std::int64_t at, std::int64_t numel) {
+            return at >= numel ? numel : std::max<std::int64_t>(at, 0) / grain * grain;
+        };
+        std::int64_t row_start = 0;
+        for (std::size_t r = 0; r < table.rows() && row_start < to; row_start += table.numel[r++]) {
+            const std::int64_t begin = cut(from - row_start, table.numel[r]), end = cut(to - row_start, table.numel[r]);
+            if (begin < end) body(Range{table.row(r), table.width, table.outputs[r], begin, end, stream}, r, k);
+        }
+#if defined(__x86_64__)
+        if (stream) _mm_sfence();
+#endif
+    });
+}
+
+// The first group of each row, where rows have groups of `lengths`.
+inline std::vector<std::int64_t> first_groups(const Table& table, const std::int64_t* lengths) {
+    std::vector<std::int64_t> first(table.rows());
+    for (std::size_t r = 1; r < table.rows(); ++r)
+        first[r] =
+            first[r - 1] + (lengths != nullptr ? table.numel[r - 1] / std::max<std::int64_t>(lengths[r - 1], 1) : 1);
+    return first;
+}
+
+}  // namespace isthmus::cpu
