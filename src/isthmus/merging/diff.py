@@ -37,7 +37,7 @@ class TensorDiff:
         max_ulp: the largest distance in units in the last place, counted in representable numbers between a and b, of
             the dtype of lower precision if they have two; ``None`` for integer and boolean tensors, and where a NaN
             differs.
-        relative: ‖a − b‖ / ‖a‖, in float64; infinity if a is zero and b is not.
+        relative: ‖a − b‖ / ‖a‖, in float64, ‖a‖ over its finite elements; infinity if a is zero and b is not.
     """
 
     key: str
@@ -117,7 +117,7 @@ def _compare(key: str, a: Tensor, b: Tensor) -> TensorDiff:
         nan |= bool(lone.any())
         max_abs = max(max_abs, float(gap.max()))
         square += float(gap.square().sum())
-        norm += float(wide_x.masked_fill(both_nan, 0).square().sum())
+        norm += float(wide_x.masked_fill(~wide_x.isfinite(), 0).square().sum())
         if not exact:
             max_ulp = max(max_ulp, _max_ulp(x, y, differs & ~lone))
     relative = 0.0 if square == 0 else math.inf if norm == 0 else math.sqrt(square / norm)

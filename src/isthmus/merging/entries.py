@@ -21,8 +21,6 @@ from .sources import Model
 
 Patterns = str | Sequence[str]
 
-COUNTER = "num_batches_tracked"  # BatchNorm's count of batches: an integer that differs between models by right
-
 MERGED, EQUAL, COUNTED, SKIPPED, EMPTY = "merged", "equal in all", "of the first model", "skipped", "empty"
 
 
@@ -96,11 +94,16 @@ def find_entries(
     return Entries(first, rules, copied)
 
 
+def is_counter(key: str) -> bool:
+    """Whether an entry is BatchNorm's count of batches: an integer that differs between models by right."""
+    return key.rpartition(".")[2] == "num_batches_tracked"
+
+
 def _rule(key: str, tensor: Tensor, chosen: bool) -> str:
     if not chosen:
         return SKIPPED
     if not (tensor.is_floating_point() or tensor.is_complex()):
-        return COUNTED if key.rpartition(".")[2] == COUNTER else EQUAL
+        return COUNTED if is_counter(key) else EQUAL
     return MERGED if tensor.numel() else EMPTY
 
 

@@ -204,7 +204,11 @@ class _Task:
         tensor = self.entries.copied.get(key, like)
         dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
         new = torch.empty_like(tensor.resolve_conj().resolve_neg(), dtype=dtype, device=like.device)
-        return new if rule == MERGED else new.copy_(tensor)
+        if rule == MERGED:
+            return new
+        if dtype != tensor.dtype:  # copy_ would round float64 to 16 bits twice
+            return ops.weighted_sum([tensor.to(like.device)], [1.0], out=new)
+        return new.copy_(tensor)
 
     def run(self, state: State, progress: Progress | None, reporting: bool) -> MergeReport | None:
         """Merge into the tensors of ``state``."""

@@ -9,6 +9,8 @@ from isthmus import ops
 from isthmus.errors import InputError
 from isthmus.flat import FlatState
 
+from .entries import is_counter
+
 
 def lerp_states(
     a: FlatState, b: FlatState, weight: float | Tensor, *, out: FlatState | None = None, backend: str = "auto"
@@ -48,8 +50,7 @@ def lerp_states(
 def _check_exact(a: FlatState, b: FlatState, dtype: torch.dtype) -> None:
     """Check that the entries of an integer or boolean dtype are equal, batch counters aside."""
     for key, entry in a.layout.entries.items():
-        counter = key.rpartition(".")[2] == "num_batches_tracked"
-        if entry.dtype == dtype and not counter and not torch.equal(a[key], b[key]):
+        if entry.dtype == dtype and not is_counter(key) and not torch.equal(a[key], b[key]):
             raise InputError(
                 f"{key!r} is {dtype} and differs between the models; integer and boolean entries are not averaged. "
                 "Make them equal, or leave the entry out of both."
