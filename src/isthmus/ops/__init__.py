@@ -21,7 +21,7 @@ from .consensus import consensus
 from .elementwise import lerp, weighted_sum
 from .rules import arcee_fusion, linear, nearswap, ram, ram_plus, sce
 from .selection import Thresholds, thresholds
-from .spherical import karcher, model_stock, multislerp, nuslerp, slerp
+from .spherical import gram, karcher, model_stock, multislerp, nuslerp, slerp
 
 __all__ = [
     "DTYPES",
@@ -30,6 +30,7 @@ __all__ = [
     "arcee_fusion",
     "choose_backend",
     "consensus",
+    "gram",
     "karcher",
     "lerp",
     "linear",

@@ -30,6 +30,35 @@ from .selection import row_lengths
 Weights = Sequence[float] | Sequence[Sequence[float]] | Tensor
 
 
+def gram(
+    tensors: Sequence[Operand], *, base: Operand | None = None, row_wise: bool = False, backend: str = "auto"
+) -> Tensor:
+    """The dots of the models, or of their task vectors, with each other: Gᵢⱼ = Σ xᵢxⱼ for every tensor.
+
+    The square roots of the diagonal are norms; Gᵢⱼ / √(Gᵢᵢ Gⱼⱼ) is a cosine. Products and sums are float64. NaN and
+    infinity propagate. Of complex numbers the dot is that of their real and imaginary parts.
+
+    Args:
+        tensors: for each model a tensor, or a list of tensors.
+        base: θ₀, a tensor or a list of them: xᵢ = θᵢ − θ₀ then, rounded to the type computed in.
+        row_wise: take each row (last axis) as a vector of its own; tensors of one axis or none are one row.
+        backend: "auto", "reference", "cpp", "cuda" or "triton"; a backend asked for by name never falls back.
+
+    Returns:
+        Float64 of shape (vectors, models, models) on the CPU: one matrix for each tensor, or for each row, in order.
+
+    Raises:
+        InputError: there is no model, shapes, devices or dtypes cannot be combined, or a gradient is asked for.
+        BackendError: the backend is not available here.
+    """
+    columns, labels = _models("gram", tensors, base, least=1)
+    _, table, _ = begin("gram", columns, labels, names=None, out=None, like=tensors[0])
+    if not columns[0]:
+        return torch.zeros(0, len(tensors), len(tensors), dtype=torch.float64)
+    columns, lengths, table = _as_vectors(columns, row_wise, table)
+    return _dispatch.gram(columns, based=base is not None, lengths=lengths, backend=backend, table=table)
+
+
 def slerp(
     a: Operand,
     b: Operand,
@@ -301,24 +330,33 @@ def _merge(
     if not columns[0]:
         return like_operand([], like)
     results = [torch.empty_like(tensor) for tensor in columns[0]] if targets is None else targets
-    lengths = None
-    if row_wise:
-        parts = [2 if tensor.is_complex() else 1 for tensor in results]
-        lengths = [n * k for n, k in zip(row_lengths(results), parts, strict=True)]
-    if any(tensor.is_complex() for tensor in columns[0]):
-        columns, table = [[_real(tensor) for tensor in part] for part in columns], None
+    columns, lengths, table = _as_vectors(columns, row_wise, table)
     grams = _dispatch.gram(columns, based=based, lengths=lengths, backend=backend, table=table)
-    vectors = (
-        [1] * len(names) if lengths is None else [len(_rows(x, n)) for x, n in zip(columns[0], lengths, strict=True)]
-    )
+    vectors = [1] * len(names)
+    if lengths is not None:
+        vectors = [len(_rows(x, n)) for x, n in zip(columns[0], lengths, strict=True)]
     owners = [row for row, number in enumerate(vectors) for _ in range(number)]
-    _refuse_nonfinite(rule, grams, labels[based:], [names[row] for row in owners])
+    labels = [f"{label} less the base" for label in labels[1:]] if based else labels
+    _refuse_nonfinite(rule, grams, labels, [names[row] for row in owners])
     if whole:
         total = add_in_order(grams.unbind(), torch.zeros_like(grams[0]))
         grams = total.expand_as(grams)
     combinations = [combine(gram, row, names[row]) for gram, row in zip(grams.tolist(), owners, strict=True)]
     _write(columns, based, combinations, [_real(x) for x in results], lengths, backend)
     return like_operand(results, like)
+
+
+def _as_vectors(
+    columns: list[list[Tensor]], row_wise: bool, table: Any
+) -> tuple[list[list[Tensor]], list[int] | None, Any]:
+    """The columns as real numbers, the length of their vectors if these are rows, and their table if it still holds."""
+    lengths = None
+    if row_wise:
+        parts = [2 if tensor.is_complex() else 1 for tensor in columns[0]]
+        lengths = [n * k for n, k in zip(row_lengths(columns[0]), parts, strict=True)]
+    if any(tensor.is_complex() for tensor in columns[0]):
+        columns, table = [[_real(tensor) for tensor in part] for part in columns], None
+    return columns, lengths, table
 
 
 def _refuse_nonfinite(rule: str, grams: Tensor, labels: Sequence[str], names: Sequence[str]) -> None:
