@@ -409,19 +409,22 @@ def _write(
             sums.append(row)
     if copies:
         sources = [columns[source][row] for row, source in copies.items()]
-        _dispatch.lerp(sources, sources, [0.0], out=[results[row] for row in copies], backend=backend)
-    if lines:
-        a, b = ([part[row] for row in lines] for part in columns)
-        ts = [combinations[row].coefficients[1] for row in lines]
-        _dispatch.lerp(a, b, ts, out=[results[row] for row in lines], backend=backend)
-    if sums:
-        chosen = [[part[row] for row in sums] for part in columns]
-        weights = [combinations[row].coefficients for row in sums]
-        out = [results[row] for row in sums]
-        if based:
-            _dispatch.consensus(chosen, plan_without_vote(weights), out=out, backend=backend)
+        out = [results[row] for row in copies]
+        table = _dispatch.plain_table([sources, sources], out)
+        _dispatch.lerp(sources, sources, [0.0], out=out, backend=backend, table=table)
+    for rows in (lines, sums):
+        if not rows:
+            continue
+        chosen, out = [[part[row] for row in rows] for part in columns], [results[row] for row in rows]
+        weights = [combinations[row].coefficients for row in rows]
+        table = _dispatch.plain_table(chosen, out)
+        if rows is lines:
+            ts = [t for _, t in weights]
+            _dispatch.lerp(chosen[0], chosen[1], ts, out=out, backend=backend, table=table)
+        elif based:
+            _dispatch.consensus(chosen, plan_without_vote(weights), out=out, backend=backend, table=table)
         else:
-            _dispatch.weighted_sum(chosen, weights, out=out, backend=backend)
+            _dispatch.weighted_sum(chosen, weights, out=out, backend=backend, table=table)
     for target, result in late:
         target.copy_(result)
 
