@@ -33,7 +33,7 @@ def linear(
     """The weighted average of models, or their weighted sum.
 
     Normalised it is x₁ + Σ_{i≥2} ŵᵢ (xᵢ − x₁) with ŵᵢ = wᵢ / Σ w, so that a model averaged with itself is itself to the
-    bit; entries that all models share stay. Raw it is ``weighted_sum``.
+    bit; entries that all models share stay, unless they are infinite: those become NaN. Raw it is ``weighted_sum``.
 
     Source: Wortsman et al., "Model soups", ICML 2022, arXiv 2203.05482.
 

@@ -177,7 +177,8 @@ def multislerp(
         weights: one for each model, or for each model one for each tensor; all equal if left out.
         base: θ₀, a tensor or a list of them: xᵢ = θᵢ − θ₀ then, and the result is added to θ₀.
         normalize: divide the weights by their sum.
-        epsilon: ε, added to norms; a mean direction no longer than this has cancelled.
+        epsilon: ε, added to norms; a mean direction no longer than this, or than 6e-8 Σ|wᵢ| (as far as a cancelled sum
+            of squares can tell), has cancelled.
         names: what to call each tensor in errors.
         out: where to write; each is disjoint from all inputs or is exactly one of its own.
         backend: "auto", "reference", "cpp", "cuda" or "triton"; a backend asked for by name never falls back.
