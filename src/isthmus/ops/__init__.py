@@ -9,9 +9,9 @@ rest is promoted as torch does, and the result is rounded once, to the dtype of 
 are never modified, and results share no memory with them, except that ``out`` may be exactly one input. Results of one
 call on lists of small tensors may share one allocation with each other.
 
-Gradients flow through ``lerp``, ``weighted_sum``, ``linear`` and ``consensus``, to tensors, factors and weights; under
-``torch.compile`` pass factors and weights as tensors. The other functions refuse tensors that ask for a gradient. All
-functions are safe to call from several threads.
+Gradients flow through ``lerp`` and ``weighted_sum`` (twice if need be), ``linear`` and ``consensus``, to tensors,
+factors and weights; under ``torch.compile`` pass factors and weights as tensors. The other merge rules refuse tensors
+that ask for a gradient. All functions are safe to call from several threads.
 """
 
 from isthmus._dispatch import choose as choose_backend
