@@ -5,17 +5,17 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from isthmus import ops
 from isthmus.flat import FlatState
 from isthmus.methods import Method
 
 from .entries import Entries
-from .measure import norm
 from .rules import Counts, Rows
 from .sources import Model
 
@@ -138,24 +138,31 @@ def spread_of(states: Sequence[Mapping[str, Tensor]], keys: Iterable[str]) -> di
         for tensor in tensors:
             mean += tensor
         mean /= len(tensors)
-        squares = math.fsum(norm(tensor, mean) ** 2 for tensor in tensors)
-        spread[key] = Spread(norm(mean), math.sqrt(squares / max(1, len(tensors) - 1)))
+        squares = math.fsum(norm**2 for tensor in tensors for norm in _norms([tensor], [mean]))
+        spread[key] = Spread(_norms([mean])[0], math.sqrt(squares / max(1, len(tensors) - 1)))
     return spread
 
 
 def input_norms(rows: Rows, base: Sequence[Tensor] | None) -> dict[str, Norms]:
     """Norms of the inputs, those of the result still unknown; taken before an input may be overwritten."""
-    found = {}
-    for row, key in enumerate(rows.keys):
-        tensors = [model[row] for model in rows.models]
-        origin = None if base is None else base[row]
-        found[key] = Norms(
-            base=None if origin is None else norm(origin),
-            models=[norm(tensor) for tensor in tensors],
-            task_vectors=None if origin is None else [norm(tensor, origin) for tensor in tensors],
+    origins = [None] * len(rows.keys) if base is None else _norms(base)
+    models = [_norms(model) for model in rows.models]
+    deltas = None if base is None else [_norms(model, base) for model in rows.models]
+    return {
+        key: Norms(
+            base=origins[row],
+            models=[norms[row] for norms in models],
+            task_vectors=None if deltas is None else [norms[row] for norms in deltas],
             merged=math.nan,
         )
-    return found
+        for row, key in enumerate(rows.keys)
+    }
+
+
+def _norms(tensors: Sequence[Tensor], base: Sequence[Tensor] | None = None) -> list[float]:
+    """‖x‖ of each tensor, or ‖x − θ₀‖ where there is a base."""
+    norms: list[float] = ops.gram([tensors], base=base)[:, 0, 0].sqrt().tolist()
+    return norms
 
 
 def make_report(
@@ -193,6 +200,7 @@ def make_report(
         if key != first:
             aliases[first].append(key)
     counted = {key: found for rows, counts in parts if counts is not None for key, found in _counts(rows, counts)}
+    merged = dict(zip(norms, _norms([state[key] for key in norms]), strict=True))
     reports, changes = {}, {}
     for key, rule in entries.rules.items():
         dtypes = [_name(model.tensors[key].dtype) for model in sources if key in model.tensors]
@@ -206,7 +214,7 @@ def make_report(
             shape=list(state[key].shape),
             dtypes=dtypes,
             dtype=dtype,
-            norms=None if known is None else Norms(known.base, known.models, known.task_vectors, norm(state[key])),
+            norms=None if known is None else replace(known, merged=merged[key]),
             **counted.get(key, {}),
         )
     whole = [counts.thresholds for _, counts in parts if counts is not None and counts.thresholds is not None]

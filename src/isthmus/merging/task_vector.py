@@ -16,7 +16,6 @@ from isthmus import ops
 from isthmus.errors import InputError
 
 from .entries import find_entries
-from .measure import dot
 from .sources import Model, Source, read_model
 
 _serials = itertools.count()  # tell one task vector from another, also after it is gone
@@ -210,11 +209,12 @@ class TaskVector:
             InputError: the task vectors do not have the same tensors.
         """
         self._check_alike(other)
-        total = []
+        dots = []
         for key in self.keys:
             mine = self._compute(key)
-            total.append(dot(mine, mine if other is self else other._compute(key).to(mine.device)))
-        return math.fsum(total)
+            theirs = mine if other is self else other._compute(key).to(mine.device)
+            dots.append(float(ops.gram([mine, theirs])[0, 0, 1]))
+        return math.fsum(dots)
 
     def cosine(self, other: TaskVector) -> float:
         """The cosine of the angle between two task vectors; NaN if one is zero.
