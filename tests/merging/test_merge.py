@@ -3,6 +3,7 @@
 import importlib
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -96,6 +97,8 @@ def test_a_bfloat16_base_and_small_float32_deltas_are_rounded_once(backend):
         ("linear", {"weights": [1, 3]}, [3.0, 2.0]),
         ("linear", {"weights": {"w": [1, 3]}}, [3.0, 2.0]),
         ("linear", {"weights": torch.tensor([1.0, 3.0])}, [3.0, 2.0]),
+        ("linear", {"weights": [("w", np.array([1, 3]))]}, [3.0, 2.0]),
+        ("linear", {"weights": [{"w": 1}, 3]}, [3.0, 2.0]),
         ("task_arithmetic", {"weights": [1, 0.5]}, [1.5, 2.0]),
         ("task_arithmetic", {"weights": [1, 0.5], "scaling_factor": 2}, [2.0, 2.0]),
         ("task_arithmetic", {"weights": [1, 3], "normalize": True}, [3.0, 2.0]),
@@ -271,6 +274,19 @@ def test_ties_are_merged_once_and_stay():
         isthmus.merge([a, b], skip="decode.*")
     both = isthmus.merge([untied, {key: value.clone() for key, value in a.state_dict().items()}])
     assert not torch.equal(both["decode.weight"], both["encode.weight"])
+
+
+def test_tied_values_may_be_nan():
+    weight = torch.tensor([math.nan, 1.0])
+    merged = isthmus.merge([{"a": weight, "b": weight}, {"a": weight.clone(), "b": weight.clone()}])
+    assert merged["a"] is merged["b"]
+
+
+def test_inference_tensors():
+    with torch.inference_mode():
+        models = tensors([1.0], [3.0])
+        inside = isthmus.merge(models)
+    assert inside["w"].item() == isthmus.merge(models)["w"].item() == 2
 
 
 def test_a_tied_tensor_counts_once_where_elements_are_ranked():

@@ -6,8 +6,6 @@ from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import Any
 
-from torch import Tensor
-
 from isthmus.errors import InputError
 
 from .entries import check_pattern
@@ -29,8 +27,6 @@ def per_model(value: Any, name: str, keys: Sequence[str], count: int) -> list[An
     if _is_patterned(value):
         rows = [_model_numbers(item, name, count) for item in _match(value, name, keys)]
         return [[row[model] for row in rows] for model in range(count)]
-    if isinstance(value, Tensor) and value.dim() == 1:
-        value = value.tolist()
     if isinstance(value, Sequence) and any(_is_patterned(item) for item in value):
         _check_count(value, name, count)
         return [
@@ -48,6 +44,11 @@ def per_key(value: Any, name: str, keys: Sequence[str]) -> list[float]:
     if _is_patterned(value):
         return [_number(item, name) for item in _match(value, name, keys)]
     return [_number(value, name)] * len(keys)
+
+
+def _listed(value: Any) -> Any:
+    """A tensor or an array as numbers or lists of them."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _is_patterned(value: Any) -> bool:
@@ -77,6 +78,7 @@ def _match(value: Any, name: str, keys: Sequence[str]) -> list[Any]:
 
 
 def _model_numbers(value: Any, name: str, count: int) -> list[float]:
+    value = _listed(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
         _check_count(value, name, count)
         return [_number(item, name) for item in value]
