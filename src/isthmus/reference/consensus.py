@@ -76,11 +76,11 @@ class Stats(NamedTuple):
     """What happened, counted in entries.
 
     Attributes:
-        kept: survivors of trimming, int64 (rows, models).
+        kept: entries that survive trimming and are not zero, int64 (rows, models).
         positive: entries whose vote was positive, int64 (rows,).
         negative: entries whose vote was negative.
         cancelled: entries whose vote was zero although a term of it was not.
-        conflicts: entries with surviving terms of both signs.
+        conflicts: entries that survive with both signs.
     """
 
     kept: Tensor
@@ -94,7 +94,7 @@ class _Row(NamedTuple):
     """The merge of one row; flat tensors over its entries, and lists of one for each model."""
 
     shape: torch.Size
-    base: Tensor | None
+    base: Tensor  # 0 where there is none
     scaled: list[Tensor]  # ρᵢ
     factors: list[Tensor]  # rᵢ
     kept: list[Tensor]  # the masks of the survivors
@@ -103,7 +103,6 @@ class _Row(NamedTuple):
     slope: list[Tensor]  # the derivative of the numerator in the terms that are merged
     divisor: Tensor
     merged: Tensor
-    empty: Tensor  # the mask of the entries to which no model contributes
 
 
 class _Vote(NamedTuple):
@@ -131,14 +130,15 @@ def consensus(
     results, counts = [], []
     for index, row in enumerate(_rows(columns, plan)):
         change = plan.scaling[index].to(row.merged) * row.merged
-        whole = torch.where(row.empty, 0.0, change)
+        nothing = row.merged == 0  # adding it changes nothing, not even the sign of a zero
+        whole = torch.where(nothing, 0.0, change)
         if row.base is not None:
-            whole = torch.where(row.empty, row.base, row.base + change)
+            whole = torch.where(nothing, row.base, row.base + change)
         dtype = columns[0][index].dtype if dtypes is None else dtypes[index]
         result = narrow(whole, dtype.to_real()).view(row.shape)
         results.append(torch.view_as_complex(result) if dtype.is_complex else result)
         if stats:
-            counts.append(_count(row.kept, row.vote))
+            counts.append(_count(row))
     return results, _stats(counts, plan.weights.shape[1]) if stats else None
 
 
@@ -153,10 +153,9 @@ def consensus_gradient(
     to_columns: list[list[Tensor]] = [[] for _ in columns]
     to_weights, to_scaling = [], []
     for index, row in enumerate(_rows(columns, plan)):
-        gradient = torch.where(row.empty, 0.0, _real(gradients[index]).reshape(-1).to(row.merged))
-        to_scaling.append((gradient * row.merged).double().sum())
-        gradient = plan.scaling[index].to(row.merged) * gradient
         to_base = _real(gradients[index]).reshape(-1).to(row.merged)
+        to_scaling.append((to_base * row.merged).double().sum())
+        gradient = plan.scaling[index].to(row.merged) * to_base
         for model, (rho, agree) in enumerate(zip(row.scaled, row.agrees, strict=True)):
             term = torch.where(agree, gradient * row.slope[model] / row.divisor, 0.0)
             weight = term * rho
@@ -205,7 +204,6 @@ def _rows(columns: Sequence[list[Tensor]], plan: Plan) -> Iterator[_Row]:
         weights = [plan.weights[index, model].to(rho) for model, rho in enumerate(scaled)]
         terms = [w * rho for w, rho in zip(weights, scaled, strict=True)]
         agrees, negative = _agreeing(plan, scaled, kept, vote, majority=int(tally[index]))
-        empty = ~(functools.reduce(operator.or_, agrees) | vote.invalid)
         slope = [torch.ones_like(term) for term in terms]
         divisor = torch.ones_like(terms[0])
         if plan.merge_func == "max":
@@ -219,8 +217,8 @@ def _rows(columns: Sequence[list[Tensor]], plan: Plan) -> Iterator[_Row]:
             divisor = torch.where(total == 0, 1.0, total)
         numerator, _ = _fold(terms, agrees)
         merged = torch.where(vote.invalid, torch.nan, numerator / divisor)
-        base = row[0].reshape(-1).to(merged.dtype) if plan.based else None
-        yield _Row(row[0].shape, base, scaled, factors, kept, vote, agrees, slope, divisor, merged, empty)
+        base = row[0].reshape(-1).to(merged.dtype) if plan.based else torch.zeros_like(merged)
+        yield _Row(row[0].shape, base, scaled, factors, kept, vote, agrees, slope, divisor, merged)
 
 
 def _real(tensor: Tensor) -> Tensor:
@@ -353,11 +351,11 @@ def _largest(terms: list[Tensor], agrees: list[Tensor]) -> list[Tensor]:
     return chosen
 
 
-def _count(kept: list[Tensor], vote: _Vote) -> list[int]:
-    up = functools.reduce(operator.or_, (mask & (term > 0) for mask, term in zip(kept, vote.terms, strict=True)))
-    down = functools.reduce(operator.or_, (mask & (term < 0) for mask, term in zip(kept, vote.terms, strict=True)))
-    masks = [*kept, vote.positive, vote.negative, vote.cancelled, up & down]
-    return [int(mask.sum()) for mask in masks]
+def _count(row: _Row) -> list[int]:
+    up = functools.reduce(operator.or_, (mask & (rho > 0) for mask, rho in zip(row.kept, row.scaled, strict=True)))
+    down = functools.reduce(operator.or_, (mask & (rho < 0) for mask, rho in zip(row.kept, row.scaled, strict=True)))
+    kept = (mask & (rho != 0) for mask, rho in zip(row.kept, row.scaled, strict=True))
+    return [int(mask.sum()) for mask in (*kept, row.vote.positive, row.vote.negative, row.vote.cancelled, up & down)]
 
 
 def _stats(counts: list[list[int]], models: int) -> Stats:
