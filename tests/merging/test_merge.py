@@ -343,6 +343,10 @@ def test_dtype_of_the_output_is_rounded_once():
     assert merged["merged"].dtype == merged["skipped"].dtype == torch.bfloat16
     assert merged["merged"].item() == merged["skipped"].item() == 1 + 2.0**-7
     assert (merged["count"].dtype, merged["z"].dtype) == (torch.int64, torch.complex64)
+    odd = {"w": torch.ones(1), "scales": torch.ones(1).to(torch.float8_e5m2)}
+    merged = isthmus.merge([odd], skip="scales")
+    assert (merged["scales"].dtype, merged["scales"].float().item()) == (torch.float8_e5m2, 1)
+    assert isthmus.merge([odd], skip="scales", dtype=torch.float16)["scales"].item() == 1
     with pytest.raises(InputError, match=r"dtype=torch.int8 is not a dtype of results"):
         isthmus.merge([state], dtype=torch.int8)
 

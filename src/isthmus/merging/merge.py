@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from isthmus import methods, ops
 from isthmus.errors import InputError
 
-from .entries import MERGED, SKIPPED, Entries, Patterns, find_entries
+from .entries import COUNTED, MERGED, Entries, Patterns, find_entries
 from .report import MergeReport, Spread, input_norms, make_report, spread_of
 from .rules import Counts, Rows, apply, is_divisible, numbers
 from .sources import Model, Source, read_model
@@ -172,7 +172,7 @@ def merge_into(
     report = task.run({key: target.tensors[key] for key in task.entries.rules}, progress, return_report)
     with torch.no_grad():
         for key, value in task.entries.copied.items():
-            if task.entries.rules[key] != SKIPPED:
+            if task.entries.rules[key] == COUNTED:
                 target.tensors[key].copy_(value)
     return report
 
@@ -206,7 +206,7 @@ class _Task:
         new = torch.empty_like(tensor.resolve_conj().resolve_neg(), dtype=dtype, device=like.device)
         if rule == MERGED:
             return new
-        if dtype != tensor.dtype:  # copy_ would round float64 to 16 bits twice
+        if dtype != tensor.dtype and tensor.dtype in ops.DTYPES:  # copy_ would round float64 to 16 bits twice
             return ops.weighted_sum([tensor.to(like.device)], [1.0], out=new)
         return new.copy_(tensor)
 
