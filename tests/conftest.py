@@ -15,7 +15,17 @@ BACKENDS = ["reference", "cpp-base", "cpp-v3", "cpp-v4"]
 @pytest.fixture(params=BACKENDS)
 def backend(request: pytest.FixtureRequest) -> Iterator[str]:
     """The name to pass as ``backend=``, with the instruction set forced where the backend is compiled."""
-    name, _, isa = request.param.partition("-")
+    yield from _forced(request.param)
+
+
+@pytest.fixture(params=BACKENDS[1:])
+def compiled(request: pytest.FixtureRequest) -> Iterator[str]:
+    """Like ``backend``, without the reference: for tests that compare with it."""
+    yield from _forced(request.param)
+
+
+def _forced(param: str) -> Iterator[str]:
+    name, _, isa = param.partition("-")
     if name == "reference":
         yield name
         return

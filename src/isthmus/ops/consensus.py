@@ -12,7 +12,7 @@ from torch import Tensor
 
 from isthmus import _dispatch, _library
 from isthmus.errors import InputError
-from isthmus.reference import Cuts, Groups, Plan, Random, random_keys
+from isthmus.reference import Cuts, Groups, Plan, Random, Stats, random_keys
 
 from ._validate import any_requires_grad, column, models_of, option, per_model, refuse_gradient_of_out, validate
 from .selection import SCOPES, TIES, Thresholds, find, refuse_complex, refuse_nonfinite, row_lengths, row_names
@@ -76,7 +76,7 @@ def consensus(
        0); "sum" does not divide; "max" takes the largest |wᵢ rᵢ τᵢ| with the elected sign (without a vote, with its
        own).
 
-    Where A is empty the result is the base, to the bit. Sums are left folds in the order of the models from the first
+    Where A is empty, or what is merged is 0, the result is the base, to the bit (0 without one). Sums are left folds in the order of the models from the first
     that takes part; every operation rounds once, in the type that the dtypes of base and models promote to, at least
     float32; scalars are rounded to it once from float64. Every backend, instruction set and thread count gives the same
     bits, up to the payload of NaNs. NaN and infinity propagate, except that no magnitude can be ranked among them.
@@ -84,8 +84,8 @@ def consensus(
     Gradients flow to tensors, base, weights and scaling factor; what survives, the elected signs and r are held fixed.
 
     Args:
-        tensors: one tensor per model, or one list of tensors per model. Complex ones, as pairs of real numbers, only
-            without trimming by magnitude and without a vote.
+        tensors: one tensor per model, or one list of tensors per model. Complex ones, taken as pairs of real numbers,
+            only without trimming and without a vote.
         weights: w, a number for all models, one per model, or per model a list of one per tensor; by default 1.
         density: p, from 0 (the base, to the bit) to 1 (nothing is dropped), like ``weights``; with scope "global" and
             trimming by magnitude not per tensor.
@@ -218,6 +218,9 @@ def consensus(
         before, after = _dispatch.l1(columns, plan, backend=backend, table=table).unbind(-1)
         tiny = (before < _TINY) | (after < _TINY)
         plan = dataclasses.replace(plan, rescale=torch.where(tiny, 1.0, before / after))
+    if not rows:
+        nothing = torch.zeros(0, dtype=torch.int64)
+        return ([], Stats(nothing.view(0, models), nothing, nothing, nothing, nothing)) if stats else []
     requires_grad = any_requires_grad(weights, columns, table) or any_requires_grad(scaling_factor, [], None)
     if _library.is_needed(requires_grad):
         refuse_gradient_of_out(requires_grad, targets)
