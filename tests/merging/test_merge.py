@@ -215,6 +215,14 @@ def test_heads_of_different_size_are_skipped():
     assert "skip=" in str(error.value)
 
 
+def test_skipped_keys_may_be_missing_anywhere():
+    a, b = {"w": torch.ones(1), "x": torch.ones(2)}, {"w": torch.zeros(1), "y": torch.ones(2)}
+    merged, report = isthmus.merge([a, b], skip=["x", "y"], return_report=True)
+    assert {key: value.tolist() for key, value in merged.items()} == {"w": [0.5], "x": [1, 1]}
+    assert merged["x"].data_ptr() != a["x"].data_ptr()
+    assert report.entries["x"].dtypes == ["float32"]
+
+
 def test_only_some_keys():
     a, b = net(1), net(2)
     merged = isthmus.merge([a, b], only=["head.*", "trunk.2.*"], skip="*.bias")
@@ -511,6 +519,10 @@ def test_merge_into_writes_what_merge_returns(name):
     assert isthmus.merge_into(target, models, base=base, method=name, **options) is None
     assert isthmus.diff(target, expected).equal
     assert all(x is y for x, y in zip(parameters, target.parameters(), strict=True))
+    if base is not None:
+        target = net(3)
+        isthmus.merge_into(target, models, base=target, method=name, **options)
+        assert isthmus.diff(target, expected).equal
     isthmus.merge_into(models[0], models, base=base, method=name, **options)  # one of its own inputs
     assert isthmus.diff(models[0], expected).equal
 
