@@ -23,11 +23,14 @@ namespace base {
 #if defined(__x86_64__)
 #define ISTHMUS_STREAM 16
 #endif
-#include "consensus.inl"
 #include "loops.inl"
+
+#include "tasks.inl"
+
+#include "consensus.inl"
+
 #include "reduce.inl"
 #include "select.inl"
-#include "tasks.inl"
 #undef ISTHMUS_STREAM
 }  // namespace base
 
@@ -40,11 +43,14 @@ namespace base {
 namespace v3 {
 #define ISTHMUS_STREAM 32
 #define ISTHMUS_F16C
-#include "consensus.inl"
 #include "loops.inl"
+
+#include "tasks.inl"
+
+#include "consensus.inl"
+
 #include "reduce.inl"
 #include "select.inl"
-#include "tasks.inl"
 #undef ISTHMUS_STREAM
 }  // namespace v3
 #pragma GCC pop_options
@@ -53,11 +59,14 @@ namespace v3 {
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,f16c,bmi2,prefer-vector-width=512")
 namespace v4 {
 #define ISTHMUS_STREAM 64
-#include "consensus.inl"
 #include "loops.inl"
+
+#include "tasks.inl"
+
+#include "consensus.inl"
+
 #include "reduce.inl"
 #include "select.inl"
-#include "tasks.inl"
 #undef ISTHMUS_STREAM
 #undef ISTHMUS_F16C
 }  // namespace v4
