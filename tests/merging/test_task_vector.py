@@ -94,7 +94,7 @@ def test_nothing_is_modified_or_shared():
     assert tau.norm() > 0
 
 
-def test_ties_stay():
+def test_ties_stay(tmp_path):
     weight = nn.Parameter(torch.ones(2))
     base = {"b": weight, "a": weight, "c": torch.zeros(1)}
     model = {"b": torch.full((2,), 3.0), "a": torch.full((2,), 3.0), "c": torch.ones(1)}
@@ -106,6 +106,14 @@ def test_ties_stay():
     assert tau.norm() == 3  # 4 + 4 + 1: once
     applied = tau.apply_to(base)
     assert applied["a"] is applied["b"]
+    tau.save(tmp_path / "tau.safetensors")
+    loaded = TaskVector.load(tmp_path / "tau.safetensors")
+    assert (loaded.norm(), (loaded - tau).norm()) == (3, 0)
+    assert isthmus.diff(loaded.apply_to(base), applied).equal
+    untied = {key: value.clone() for key, value in base.items()}
+    with pytest.raises(InputError, match="different tensors or ties: 'b'"):
+        tau + TaskVector(untied, model)
+    assert isthmus.diff(tau.apply_to(untied), {**applied, "b": applied["b"].clone()}).equal
 
 
 def test_saved_and_loaded(tmp_path):
@@ -132,8 +140,8 @@ def test_from_files_and_complex(tmp_path):
 @pytest.mark.parametrize(
     ("action", "message"),
     [
-        (lambda tau: tau + TaskVector(net(1, 7), net(2, 7)), "different tensors: '2.bias', '2.weight'"),
-        (lambda tau: tau.dot(TaskVector(net(1, 7), net(2, 7))), "different tensors: '2.bias', '2.weight'"),
+        (lambda tau: tau + TaskVector(net(1, 7), net(2, 7)), "different tensors or ties: '2.bias', '2.weight'"),
+        (lambda tau: tau.dot(TaskVector(net(1, 7), net(2, 7))), "different tensors or ties: '2.bias', '2.weight'"),
         (lambda tau: tau.apply_to(net(1, 7)), r"'2.weight' has shape \(3, 5\) in the task vector and \(7, 5\) in the"),
         (lambda tau: tau.apply_to({"w": torch.ones(1)}), "the base lacks|the task vector has '0.weight'"),
         (lambda tau: tau / 0, "cannot be divided by 0"),

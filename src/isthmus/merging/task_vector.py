@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import itertools
+import json
 import math
 import os
 from collections.abc import Callable, Mapping
@@ -84,7 +85,12 @@ class TaskVector:
         Raises:
             FileError: the file is missing or not a safetensors file.
         """
-        return cls.from_state_dict(path)
+        from isthmus.io import load_metadata, load_state
+
+        state = load_state(path)
+        for key, first in json.loads(load_metadata(path).get("ties", "{}")).items():
+            state[key] = state[first]
+        return cls.from_state_dict(state)
 
     def _with(self, terms: Mapping[int, _Term]) -> TaskVector:
         """The same entries with other terms; a coefficient of zero ends a term."""
@@ -147,14 +153,16 @@ class TaskVector:
         return {key: computed[first] for key, first in self._entries.first.items() if first in computed}
 
     def save(self, path: str | os.PathLike[str]) -> None:
-        """Write the tensors as a safetensors file, in the type in which they are computed.
+        """Write the tensors as a safetensors file, in the type in which they are computed; its metadata has the ties.
 
         Raises:
             FileError: the file could not be written.
         """
         from isthmus.io import save_state
 
-        save_state(path, self.state_dict())
+        state = self.state_dict()
+        ties = {key: first for key, first in self._entries.first.items() if key in state and key != first}
+        save_state(path, state, {"ties": json.dumps(ties)})
 
     def apply_to(self, base: Source, *, backend: str = "auto") -> dict[str, Tensor]:
         """A new state dict: ``base`` plus this task vector, with the key order, dtypes, devices and ties of ``base``.
@@ -182,7 +190,10 @@ class TaskVector:
         with torch.no_grad():
             if self._terms and all(_is_from(term.difference.base, origin, keys) for term in self._terms.values()):
                 ops.consensus(
-                    [[term.difference.model.tensors[key] for key in keys] for term in self._terms.values()],
+                    [
+                        [term.difference.model.tensors[key].to(origin.tensors[key].device) for key in keys]
+                        for term in self._terms.values()
+                    ],
                     [term.coefficient for term in self._terms.values()],
                     base=[origin.tensors[key] for key in keys],
                     out=[result[key] for key in keys],
@@ -254,13 +265,18 @@ class TaskVector:
         return ops.weighted_sum(deltas, [term.coefficient for term in self._terms.values()], out=out)
 
     def _check_alike(self, other: TaskVector) -> None:
-        mine, theirs = ({key: vector._lead.tensors[key].shape for key in vector.keys} for vector in (self, other))
+        mine, theirs = (vector._shapes() for vector in (self, other))
         different = sorted(key for key in mine.keys() | theirs.keys() if mine.get(key) != theirs.get(key))
         if different:
             raise InputError(
-                f"the task vectors have different tensors: {', '.join(map(repr, different))}. "
+                f"the task vectors have different tensors or ties: {', '.join(map(repr, different))}. "
                 "Combine task vectors of one architecture."
             )
+
+    def _shapes(self) -> dict[str, tuple[torch.Size, str]]:
+        """The shape and the first alias of every key that has a task vector."""
+        keys, first = set(self.keys), self._entries.first
+        return {key: (self._lead.tensors[key].shape, alias) for key, alias in first.items() if alias in keys}
 
 
 def _is_from(base: Model | None, origin: Model, keys: list[str]) -> bool:
