@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
-from isthmus import ops, reference
+from isthmus import _library, ops, reference
 from isthmus.errors import InputError, IsthmusWarning
 from isthmus.testing import FLOATS, awkward, same_bits
 
@@ -625,6 +625,9 @@ GRADIENTS = [
     {"density": 0.5, "sparsify": "outliers", "gamma": 0.1},
 ]
 
+# Factors by norms are held fixed, so that differences do not measure their gradients.
+COMPILED = [*GRADIENTS, {"density": 0.5, "rescale": "l1", "scope": "row", "ties": "exact"}]
+
 
 def doubles(*shape, count):
     generator = torch.Generator().manual_seed(17)
@@ -700,6 +703,73 @@ def test_out_with_gradients_is_an_error():
         ops.consensus([a, ONES], out=torch.empty(3))
     with torch.no_grad():
         assert ops.consensus([a, 3 * ONES], out=torch.empty(3)).tolist() == [2.0] * 3
+
+
+@pytest.mark.parametrize("options", COMPILED, ids=str)
+def test_compiled_as_one_graph_with_gradients(options):
+    torch._dynamo.reset()
+
+    def function(x, y, base, weights, scaling):
+        merged = ops.consensus(
+            [[x, y], [y, x]], weights, base=[base, base], scaling_factor=scaling, names=["a", "b"], **options
+        )
+        return merged[0] + 2 * merged[1]
+
+    def run(function):
+        inputs = [tensor.detach().clone().requires_grad_() for tensor in (*doubles(6, 10, count=3), factors, scale)]
+        result = function(*inputs)
+        result.square().sum().backward()
+        return result.detach(), *(tensor.grad for tensor in inputs)
+
+    factors, scale = torch.tensor([0.3, 0.7]).double(), torch.tensor(0.6).double()
+    eager = run(function)
+    compiled = run(torch.compile(function, fullgraph=True, backend="aot_eager"))
+    assert all(same_bits(x, y) for x, y in zip(eager, compiled, strict=True))
+
+
+def test_compiled_with_counts_and_out():
+    torch._dynamo.reset()
+    x, y, base = (contested(100, torch.float32, seed=k) for k in range(3))
+
+    def function(x, y, base, out):
+        return ops.consensus([x, y], base=base, density=0.4, ties="exact", stats=True, out=out)
+
+    expected, counts = function(x, y, base, torch.empty(100))
+    out = torch.empty(100)
+    got, again = torch.compile(function, fullgraph=True, backend="aot_eager")(x, y, base, out)
+    assert same_bits(got, expected)
+    assert same_bits(out, expected)
+    assert all(torch.equal(first, second) for first, second in zip(counts, again, strict=True))
+
+
+def test_compiled_selection_refuses_what_is_not_finite():
+    torch._dynamo.reset()
+    function = torch.compile(lambda x: ops.consensus([x], density=0.4), fullgraph=True, backend="aot_eager")
+    assert function(torch.arange(10.0)).count_nonzero() == 5
+    with pytest.raises(InputError, match="tensor 0 of model 0 has NaN"):
+        function(torch.full((10,), float("nan")))
+
+
+@pytest.mark.parametrize("requires_grad", [False, True])
+@pytest.mark.parametrize("options", [{}, {"density": 0.4, "sparsify": "magnitude_random", "rescale": "l1"}], ids=str)
+def test_opcheck(monkeypatch, requires_grad, options):
+    calls = []
+    record = _library.consensus
+    monkeypatch.setattr(_library, "consensus", lambda *args, **kwargs: calls.append(args) or record(*args, **kwargs))
+    x, y, base = (tensor.detach() for tensor in doubles(5, 4, count=3))
+    w = torch.tensor([0.3, 0.7], requires_grad=True)
+    ops.consensus([x, y], w, base=base, names="w", **options)
+    args = _library._flat_plan(*calls[0])
+    if not requires_grad:
+        args = (args[0], args[1].detach(), *args[2:])
+        out = [torch.empty(5, 4)]
+        torch.library.opcheck(torch.ops.isthmus.consensus_out, (*args, "auto"), {"out": out})
+        torch.library.opcheck(torch.ops.isthmus.l1, (*args, "auto"))
+        torch.library.opcheck(torch.ops.isthmus.consensus_backward, ([x], *args))
+        ranks = torch.tensor([[[3, 5], [2, 20]]])
+        torch.library.opcheck(torch.ops.isthmus.select, ([base, x, y], True, True, None, ranks, True, "auto"))
+        torch.library.opcheck(torch.ops.isthmus.random_keys, (torch.ones(1, 2), "3", ["w"]))
+    torch.library.opcheck(torch.ops.isthmus.consensus, (*args, "auto"))
 
 
 def test_the_default_plan_is_that_of_the_reference_in_float64():

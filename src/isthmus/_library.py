@@ -14,7 +14,18 @@ import torch
 from torch import Tensor
 
 from . import _dispatch
-from .reference import Cuts, Plan, Random, Stats, compute_dtype, consensus_gradient
+from .errors import InputError
+from .reference import (
+    Cuts,
+    Groups,
+    Plan,
+    Random,
+    Selected,
+    Stats,
+    compute_dtype,
+    consensus_gradient,
+    random_keys,
+)
 
 _library = torch.library.Library("isthmus", "DEF")
 _library.define("lerp(Tensor a, Tensor b, Tensor weight, str backend) -> Tensor")
@@ -29,6 +40,12 @@ _PLAN = (
 )
 _library.define(f"consensus({_PLAN}, str backend) -> (Tensor[], Tensor)")
 _library.define(f"consensus_out({_PLAN}, str backend, *, Tensor(out!)[] out) -> Tensor")
+_library.define(f"l1({_PLAN}, str backend) -> Tensor")
+_library.define(
+    "select(Tensor[] tensors, bool based, bool whole, int[]? lengths, Tensor ranks, bool exact, str backend) "
+    "-> (Tensor, Tensor, Tensor, Tensor)"
+)
+_library.define("random_keys(Tensor density, str seed, str[] names) -> Tensor")
 _library.define(f"consensus_backward(Tensor[] gradients, {_PLAN}) -> Tensor[]")
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
@@ -252,6 +269,37 @@ def _consensus_backward_kernel(gradients: list[Tensor], *args: Any) -> list[Tens
     return [*(tensor for column in columns for tensor in column), weights, scaling]
 
 
+def _l1(*args: Any) -> Tensor:
+    columns, plan = _nested_plan(*args[:-1])
+    return _dispatch.l1(columns, plan, backend=args[-1])
+
+
+def _select(
+    tensors: list[Tensor],
+    based: bool,
+    whole: bool,
+    lengths: list[int] | None,
+    ranks: Tensor,
+    exact: bool,
+    backend: str,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    rows = len(tensors) // (ranks.shape[1] + based)
+    columns = [list(tensors[at : at + rows]) for at in range(0, len(tensors), rows)]
+    groups = Groups(whole, None if lengths is None else list(lengths))
+    selected = _dispatch.select(columns, based=based, groups=groups, ranks=ranks, exact=exact, backend=backend)
+    if selected.nonfinite is not None:
+        raise InputError(
+            f"tensor {selected.nonfinite[0]} of model {selected.nonfinite[1]} has NaN or infinite entries, so its "
+            "magnitudes cannot be ranked. Repair the model, or merge without trimming (density 1)."
+        )
+    values, indices = (torch.stack(parts, dim=2) for parts in zip(*selected.cuts, strict=True))
+    return values, indices, selected.above.clone(), selected.equal.clone()
+
+
+def _random_keys(density: Tensor, seed: str, names: list[str]) -> Tensor:
+    return random_keys(int(seed), names, density.shape[1])
+
+
 def _stats_table(stats: Stats | None) -> Tensor:
     assert stats is not None  # it was asked for
     return torch.cat([stats.kept, torch.stack(stats[1:], dim=1)], dim=1)
@@ -263,6 +311,25 @@ def _fake_consensus(tensors: list[Tensor], weights: Tensor, *args: Any) -> tuple
 
 def _fake_consensus_out(tensors: list[Tensor], weights: Tensor, *args: Any, out: list[Tensor]) -> Tensor:
     return _fake_stats(weights)
+
+
+def _fake_l1(tensors: list[Tensor], weights: Tensor, *args: Any) -> Tensor:
+    return weights.new_empty(*weights.shape, 2)
+
+
+def _fake_select(
+    tensors: list[Tensor], based: bool, whole: bool, lengths: Any, ranks: Tensor, *args: Any
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    return (
+        torch.empty_like(ranks, dtype=torch.float64),
+        torch.empty_like(ranks),
+        torch.empty_like(ranks),
+        torch.empty_like(ranks),
+    )
+
+
+def _fake_random_keys(density: Tensor, seed: str, names: list[str]) -> Tensor:
+    return density.new_empty(*density.shape, 4, dtype=torch.int64)
 
 
 def _fake_stats(weights: Tensor) -> Tensor:
@@ -279,6 +346,9 @@ for _name, _kernel, _fake in (
     ("consensus", _consensus, _fake_consensus),
     ("consensus_out", _consensus_out, _fake_consensus_out),
     ("consensus_backward", _consensus_backward_kernel, _fake_consensus_backward),
+    ("l1", _l1, _fake_l1),
+    ("select", _select, _fake_select),
+    ("random_keys", _random_keys, _fake_random_keys),
 ):
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
     torch.library.register_fake(f"isthmus::{_name}", _fake, lib=_library)
@@ -321,3 +391,26 @@ def consensus(
         results, table = out, torch.ops.isthmus.consensus_out(*args, backend, out=out)
     models = plan.weights.shape[1]
     return list(results), Stats(table[:, :models], *table[:, models:].unbind(1)) if stats else None
+
+
+def select(
+    columns: Sequence[list[Tensor]], *, based: bool, groups: Groups, ranks: Tensor, exact: bool, backend: str
+) -> Selected:
+    """The cuts at which the largest magnitudes of each task vector end; refuses what is not finite when it runs."""
+    tensors = [tensor.detach() for column in columns for tensor in column]
+    values, indices, above, equal = torch.ops.isthmus.select(
+        tensors, based, groups.whole, groups.lengths, ranks, exact, backend
+    )
+    cuts = [Cuts(*pair) for pair in zip(values.unbind(2), indices.unbind(2), strict=True)]
+    return Selected(cuts, above, equal, None)
+
+
+def l1(columns: Sequence[list[Tensor]], plan: Plan, *, backend: str) -> Tensor:
+    """Σ|τ| of each row and model, before and after trimming."""
+    tensors, *args = _flat_plan(columns, plan)
+    return torch.ops.isthmus.l1([x.detach() for x in tensors], *args, backend)  # type: ignore[no-any-return]
+
+
+def seeded_keys(density: Tensor, seed: int, names: list[str]) -> Tensor:
+    """The keys of random masks for tensors of these names, for as many models as ``density`` has columns."""
+    return torch.ops.isthmus.random_keys(density, str(seed), names)  # type: ignore[no-any-return]

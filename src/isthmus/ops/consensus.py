@@ -15,7 +15,7 @@ from isthmus.errors import InputError
 from isthmus.reference import Cuts, Groups, Plan, Random, Stats, random_keys
 
 from ._validate import any_requires_grad, column, models_of, option, per_model, refuse_gradient_of_out, validate
-from .selection import SCOPES, TIES, Thresholds, find, refuse_complex, refuse_nonfinite, row_lengths, row_names
+from .selection import SCOPES, TIES, Thresholds, find, ranked, refuse_complex, row_lengths, row_names
 
 SPARSIFY = ("magnitude", "none", "random", "magnitude_random", "outliers")
 RESCALE = ("none", "inverse_density", "l1")
@@ -76,10 +76,11 @@ def consensus(
        0); "sum" does not divide; "max" takes the largest |wᵢ rᵢ τᵢ| with the elected sign (without a vote, with its
        own).
 
-    Where A is empty, or what is merged is 0, the result is the base, to the bit (0 without one). Sums are left folds in the order of the models from the first
-    that takes part; every operation rounds once, in the type that the dtypes of base and models promote to, at least
-    float32; scalars are rounded to it once from float64. Every backend, instruction set and thread count gives the same
-    bits, up to the payload of NaNs. NaN and infinity propagate, except that no magnitude can be ranked among them.
+    Where A is empty, or what is merged is 0, the result is the base, to the bit (0 without one). Sums are left folds in
+    the order of the models; every operation rounds once, in the type that the dtypes of base and models promote to, at
+    least float32; scalars are rounded to it once from float64. Every backend, instruction set and thread count gives
+    the same bits, up to the payload of NaNs. NaN and infinity propagate, except that no magnitude can be ranked among
+    them.
 
     Gradients flow to tensors, base, weights and scaling factor; what survives, the elected signs and r are held fixed.
 
@@ -184,15 +185,19 @@ def consensus(
         if not 0 <= seed < _SEEDS:
             raise InputError(f"seed is {seed}, expected an integer from 0 to 2**64 - 1.")
         if trims and rows:
-            ranked = None
+            epsilons = None
             if sparsify == "magnitude_random":
-                ranked = _epsilons(per_model(epsilon, "epsilon", rows, models, low=0, high=1), densities, given_names)
+                epsilons = _epsilons(per_model(epsilon, "epsilon", rows, models, low=0, high=1), densities, given_names)
                 lengths = row_lengths(columns[0])
                 _refuse_unranked(columns, based, densities, given_names, backend, table)
+            probabilities = torch.tensor(densities, dtype=torch.float64)
+            traced = _library.is_needed(False)
             random = Random(
-                random_keys(seed, given_names, models),
-                torch.tensor(densities, dtype=torch.float64),
-                ranked,
+                _library.seeded_keys(probabilities, seed, given_names)
+                if traced
+                else random_keys(seed, given_names, models),
+                probabilities,
+                epsilons,
                 rescale == "inverse_density",
                 given_starts or [0] * rows,
             )
@@ -215,7 +220,12 @@ def consensus(
         random=random,
     )
     if rescale == "l1" and (keep is not None or random is not None):
-        before, after = _dispatch.l1(columns, plan, backend=backend, table=table).unbind(-1)
+        fixed = dataclasses.replace(plan, weights=plan.weights.detach(), scaling=plan.scaling.detach())
+        if _library.is_needed(False):
+            sums = _library.l1(columns, fixed, backend=backend)
+        else:
+            sums = _dispatch.l1(columns, fixed, backend=backend, table=table)
+        before, after = sums.unbind(-1)
         tiny = (before < _TINY) | (after < _TINY)
         plan = dataclasses.replace(plan, rescale=torch.where(tiny, 1.0, before / after))
     if not rows:
@@ -291,10 +301,7 @@ def _refuse_unranked(
 ) -> None:
     """Check that the task vectors whose rows are ranked are finite."""
     ranks = torch.tensor([[[int(0 < p < 1)] for p in row] for row in densities])
-    selected = _dispatch.select(
-        columns, based=based, groups=Groups(False, None), ranks=ranks, exact=False, backend=backend, table=table
-    )
-    refuse_nonfinite(selected, based, names)
+    ranked(columns, based, Groups(False, None), ranks, False, names=names, backend=backend, table=table)
 
 
 def _weights(weights: Any, rows: int, models: int) -> Tensor:

@@ -156,19 +156,21 @@ def weighted_sum(
         ]
     else:
         values: Any = weights.tolist() if isinstance(weights, Tensor) else weights
-        per_tensor = any(isinstance(entry, Sequence) for entry in values)
-        if per_tensor:
-            values = per_model(values, "weights", rows, len(columns)) or [[]]
-        else:
-            values = [factor(w) for w in values]
-        results = _dispatch.weighted_sum(columns, values, out=targets, backend=backend, table=table)
+        results = _dispatch.weighted_sum(
+            columns, _weight_lists(values, rows), out=targets, backend=backend, table=table
+        )
     return results[0] if single else results
 
 
-def _weight_tensor(weights: Sequence[float] | Sequence[Sequence[float]] | Tensor, rows: int) -> Tensor:
+def _weight_lists(weights: Any, rows: int) -> list[Any]:
+    """The weights of all rows, or a list of them for each row, which of no row is one empty list."""
+    if any(isinstance(entry, Sequence) for entry in weights):
+        return per_model(weights, "weights", rows, len(weights)) or [[]]
+    return [factor(w) for w in weights]
+
+
+def _weight_tensor(weights: Any, rows: int) -> Tensor:
     """Weights as a tensor of shape (models,) or (models, rows)."""
     if isinstance(weights, Tensor):
         return weights
-    if any(isinstance(entry, Sequence) for entry in weights):
-        return torch.tensor(per_model(weights, "weights", rows, len(weights)), dtype=torch.float64).t()
-    return torch.tensor([factor(w) for w in weights], dtype=torch.float64)  # type: ignore[arg-type]
+    return torch.tensor(_weight_lists(weights, rows), dtype=torch.float64).t()

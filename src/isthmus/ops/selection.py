@@ -10,7 +10,7 @@ from typing import Any, overload
 import torch
 from torch import Tensor
 
-from isthmus import _dispatch
+from isthmus import _dispatch, _library
 from isthmus.errors import InputError, IsthmusWarning
 from isthmus.reference import Cuts, Groups, Selected
 
@@ -185,16 +185,9 @@ def find(
             entry.append([rank for pair in pairs for rank in pair[:step]])
         ranks += [entry] * count
     wanted = torch.tensor(ranks, dtype=torch.int64).view(len(ranks), models, -1)
-    selected = _dispatch.select(
-        columns,
-        based=based,
-        groups=Groups(scope == "global", lengths),
-        ranks=wanted,
-        exact=exact,
-        backend=backend,
-        table=table,
+    selected = ranked(
+        columns, based, Groups(scope == "global", lengths), wanted, exact, names=names, backend=backend, table=table
     )
-    refuse_nonfinite(selected, based, names)
     results = []
     for place in range(0, wanted.shape[2], step):
         keep, drop = selected.cuts[place], None
@@ -210,7 +203,7 @@ def find(
                 kept = kept - selected.above[..., place + 1]
                 asked = asked - (wanted[..., place + 1] - 1).clamp(min=0)
             drop = Cuts(value, index)
-        if not exact:
+        if not exact and not _library.is_needed(False):
             _warn_of_excess(keep.value, kept, asked)
         results.append(Thresholds(keep, drop, scope, lengths, kept))
     return results
@@ -269,14 +262,30 @@ def refuse_complex(tensors: Sequence[Tensor], names: list[str] | None) -> None:
             )
 
 
-def refuse_nonfinite(selected: Selected, based: bool, names: list[str] | None) -> None:
-    """Check that selection met no NaN and no infinity."""
+def ranked(
+    columns: list[list[Tensor]],
+    based: bool,
+    groups: Groups,
+    ranks: Tensor,
+    exact: bool,
+    *,
+    names: list[str] | None,
+    backend: str,
+    table: Any,
+) -> Selected:
+    """The cuts of the given ranks; refuses task vectors with NaN or infinite entries."""
+    if _library.is_needed(False):
+        return _library.select(columns, based=based, groups=groups, ranks=ranks, exact=exact, backend=backend)
+    selected = _dispatch.select(
+        columns, based=based, groups=groups, ranks=ranks, exact=exact, backend=backend, table=table
+    )
     if selected.nonfinite is not None:
         row, model = selected.nonfinite
         raise InputError(
             f"the {'task vector' if based else 'tensor'} of model {model} for {label(names, row)} has NaN or infinite "
             "entries, so its magnitudes cannot be ranked. Repair the model, or merge without trimming (density 1)."
         )
+    return selected
 
 
 def label(names: list[str] | None, row: int) -> str:
