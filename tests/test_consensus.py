@@ -4,16 +4,21 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 import random
+import subprocess
+import sys
+import textwrap
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.autograd import gradcheck, gradgradcheck
 
-from isthmus import _library, ops, reference
+from isthmus import _library, _native, ops, reference
 from isthmus.errors import InputError, IsthmusWarning
 from isthmus.testing import FLOATS, awkward, same_bits
 
@@ -209,7 +214,8 @@ def test_weights_densities_and_factors_of_each_tensor(backend):
     )  # fmt: skip
     assert result[0].tolist() == [1.0, 12.0]
     assert result[1].tolist() == [0.0, 80.0]
-    for weights in (torch.tensor([[1.0, 2.0], [0.5, 0.5]]), [torch.tensor([1.0, 2.0]), 0.5]):
+    tables = [[1.0, 2.0], [0.5, 0.5]]
+    for weights in (torch.tensor(tables), np.array(tables), [torch.tensor([1.0, 2.0]), np.float32(0.5)]):
         again = ops.consensus([a, b], weights, merge_func="sum", scaling_factor=torch.tensor([1.0, 10.0]))
         assert again[0].tolist() == [6.0, 12.0]
         assert again[1].tolist() == [210.0, 280.0]
@@ -253,6 +259,12 @@ def test_complex_tensors_without_trimming_and_vote(backend):
     options = {"sparsify": "none", "majority_sign_method": "none", "merge_func": "sum", "backend": backend}
     assert ops.consensus([a, a], [1.0, 0.5], base=base, **options).tolist() == [2.5 + 4j, 2 - 1.5j]
     assert ops.consensus([a.conj()], base=base.conj(), **options).tolist() == a.conj().tolist()
+
+
+def test_models_may_come_from_any_iterable(backend):
+    models = {"a": t(1.0, 2.0), "b": t(3.0, 4.0)}
+    for tensors in (models.values(), iter(models.values()), torch.stack(list(models.values()))):
+        assert ops.consensus(tensors, backend=backend).tolist() == [2.0, 3.0]
 
 
 def test_empty_inputs(backend):
@@ -535,6 +547,39 @@ def test_thresholds_of_rows_are_used_again(backend):
     assert all(same_bits(x, y) for x, y in zip(once, both, strict=True))
 
 
+@pytest.mark.parametrize("isa", ["base", "v3", "v4"])
+def test_flushing_subnormals_in_one_thread_changes_nothing(isa):
+    if not dict(_native.cpu().instruction_sets()).get(isa):
+        pytest.skip(f"instruction set {isa} is not supported by this processor")
+    code = """
+        import torch
+        from isthmus import ops
+        from isthmus.testing import same_bits
+        torch.set_num_threads(2)
+        steps = (torch.arange(1_000_003) % 97).float()
+        tiny = [1e-40 * (steps - 48), 1e-41 * (50 - steps)]
+
+        def run():
+            found = ops.thresholds(tiny, 0.4, ties="exact")
+            options = dict(density=0.4, ties="exact", rescale="l1")
+            return [found.keep.value, ops.consensus(tiny, **options), ops.consensus(tiny, base=tiny[1], **options)]
+
+        expected = run()
+        assert all(0 < x.abs().max() < 1e-37 for x in expected)
+        assert torch.set_flush_denormal(True)
+        assert (tiny[0][:9] * 0.5).count_nonzero() == 0  # this thread flushes
+        got = run()
+        torch.set_flush_denormal(False)
+        assert all(same_bits(x, y) for x, y in zip(got, expected))
+        print("same")
+    """
+    environment = {**os.environ, "ISTHMUS_ISA": isa}
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert done.stdout == "same\n", done.stderr
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 ONES = torch.ones(3)
@@ -544,9 +589,10 @@ ONES = torch.ones(3)
     ("call", "message"),
     [
         (lambda: ops.consensus([]), "consensus got no tensors"),
+        (lambda: ops.consensus(torch.tensor(1.0)), "consensus got no tensors"),
         (lambda: ops.consensus([ONES, torch.ones(4)]), r"tensors\[1\] has shape \(4,\)"),
         (lambda: ops.consensus([ONES], base=torch.ones(4)), r"tensors\[0\] has shape \(3,\), expected \(4,\) as base"),
-        (lambda: ops.consensus([ONES], [1.0, 2.0]), "weights is 2 of them, expected a number or a list of 1"),
+        (lambda: ops.consensus([ONES], [1.0, 2.0]), "weights has 2 entries, expected a number or a list of 1"),
         (lambda: ops.consensus([ONES], float("nan")), "weights is nan, expected a finite number"),
         (lambda: ops.consensus([ONES], [None]), "weights holds a NoneType, expected numbers"),
         (lambda: ops.consensus([ONES], torch.tensor([float("inf")])), r"weights is \[inf\]"),

@@ -368,7 +368,7 @@ ONES = torch.ones(4)
         (lambda: ops.thresholds([ONES], 0.5, densities=[0.5]), "give either density= or densities="),
         (lambda: ops.thresholds([ONES], 1.01), "density is 1.01, expected a number from 0 to 1"),
         (lambda: ops.thresholds([ONES], float("nan")), "density is nan"),
-        (lambda: ops.thresholds([ONES], [0.5, 0.5]), "density is 2 of them, expected a number or a list of 1"),
+        (lambda: ops.thresholds([ONES], [0.5, 0.5]), "density has 2 entries, expected a number or a list of 1"),
         (lambda: ops.thresholds([ONES], "half"), "density is"),
         (lambda: ops.thresholds([ONES], 0.5, gamma=-0.1), "gamma is -0.1"),
         (lambda: ops.thresholds([ONES], 0.5, scope="layer"), "scope='layer' is not known; the values are 'global'"),

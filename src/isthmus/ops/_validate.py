@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -65,7 +65,8 @@ def _check_one_element(weight: Tensor) -> None:
 
 def models_of(tensors: object, what: str) -> tuple[list[list[Tensor]], list[str], bool]:
     """The models' tensors, what errors call each model, and whether each is a single tensor."""
-    models = list(tensors) if isinstance(tensors, Sequence | Tensor) else []
+    iterable = isinstance(tensors, Iterable) and not (isinstance(tensors, Tensor) and tensors.dim() == 0)
+    models = list(tensors) if iterable else []  # type: ignore[call-overload]
     if not models:
         raise InputError(f"{what} got no tensors; give a list of at least one, or of one list for each model.")
     names = [f"tensors[{k}]" for k in range(len(models))]
@@ -86,14 +87,14 @@ def per_model(
     value: Any, name: str, rows: int, models: int, *, low: float = -math.inf, high: float = math.inf
 ) -> list[list[float]]:
     """A number, one number per model, or per model one per tensor, as a finite number for each row and model."""
-    if isinstance(value, Tensor):
-        value = value.tolist()
+    value = _plain(value)
     if isinstance(value, int | float):
         return [[_number(value, name, low, high)] * models] * rows
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != models:
-        came = f"{len(value)} of them" if isinstance(value, Sequence) else f"a {type(value).__name__}"
-        raise InputError(f"{name} is {came}, expected a number or a list of {models} entries, one for each model.")
-    entries = [entry.tolist() if isinstance(entry, Tensor) else entry for entry in value]
+        sequence = isinstance(value, Sequence) and not isinstance(value, str)
+        came = f"has {len(value)} entries" if sequence else f"is a {type(value).__name__}"
+        raise InputError(f"{name} {came}, expected a number or a list of {models} entries, one for each model.")
+    entries = [_plain(entry) for entry in value]
     if not any(isinstance(entry, Sequence) for entry in entries):
         return [[_number(entry, name, low, high) for entry in entries]] * rows
     lists = [list(entry) if isinstance(entry, Sequence) else [entry] * rows for entry in entries]
@@ -101,6 +102,11 @@ def per_model(
         if len(entry) != rows:
             raise InputError(f"{name}[{model}] has {len(entry)} entries, expected {rows}, one for each tensor.")
     return [[_number(entry, name, low, high) for entry in row] for row in zip(*lists, strict=True)]
+
+
+def _plain(value: Any) -> Any:
+    """A tensor or an array as lists of numbers."""
+    return value.tolist() if hasattr(value, "tolist") else value
 
 
 def _number(value: Any, name: str, low: float, high: float) -> float:

@@ -93,7 +93,7 @@ def consensus(
         base: what the models are differences to; ``None`` if the tensors are task vectors: then so is the result.
         names: the tensors' canonical names, which random masks depend on; errors mention them.
         thresholds: what ``thresholds`` found, to trim by instead of ``density``, ``scope``, ``ties``, ``min_kept`` and
-            ``gamma``.
+            ``gamma``. What "inverse_density" divides by is still ``density``.
         starts: for tensors that are shards: the index, in C-order, of the first entry of each in the tensor that it is
             a part of; for ``thresholds`` of scope "global" in the whole model. A "majority" and "l1" sums are those of
             the shards alone.

@@ -121,7 +121,7 @@ def _blocks(
         yield first, [(row, part)], part.view(count, length)
         first += count
     if parts:
-        yield 0, parts, torch.cat([part for _, part in parts])[None]
+        yield 0, parts, torch.cat([part.to(parts[0][1].device) for _, part in parts])[None]
 
 
 def task_vector(row: Sequence[Tensor], based: bool, model: int) -> Tensor:
