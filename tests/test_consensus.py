@@ -20,7 +20,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 from isthmus import _library, _native, ops, reference
 from isthmus.errors import InputError, IsthmusWarning
-from isthmus.testing import FLOATS, awkward, same_bits
+from isthmus.testing import FLOATS, awkward, contested, finite, same_bits
 
 LENGTHS = [0, 1, 511, 512, 513, 4095, 4096, 4097, 70001]
 CHOICES = {
@@ -329,9 +329,9 @@ def oracle(models, weights, base, masks, factors, *, method, zero_sign, merge_fu
         entries.append((rows, votes, *elected(votes, method)))
     tally = sum((total > 0) - (total < 0) for *_, total, _ in entries)
     results = []
-    for j, (rows, votes, total, contested) in enumerate(entries):
+    for j, (rows, votes, total, disputed) in enumerate(entries):
         sign = (total > 0) - (total < 0)
-        if sign == 0 and contested:
+        if sign == 0 and disputed:
             by = {"positive": 1, "negative": -1, "zero": 0, "majority": 1 if tally > 0 else -1}
             sign = by[zero_sign]
         if method == "none":
@@ -399,18 +399,6 @@ def test_property_consensus_is_that_of_the_oracle(data):
 
 
 # --- equality to the bit ----------------------------------------------------------------------------------------------
-
-
-def finite(numel, dtype, *, seed):
-    """Awkward values without NaN and infinity, of which differences do not overflow."""
-    x = awkward(numel, dtype, seed=seed).nan_to_num(nan=0.5, posinf=1.0, neginf=-1.0)
-    return x.clamp(torch.finfo(dtype).min / 4, torch.finfo(dtype).max / 4)
-
-
-def contested(numel, dtype, *, seed):
-    """Values of which many are equal, zero, or cancel each other."""
-    generator = torch.Generator().manual_seed(seed)
-    return (torch.randn(numel, generator=generator) * 2).round().to(dtype) / 2
 
 
 def settings_of(count, seed):

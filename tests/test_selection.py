@@ -12,15 +12,9 @@ from hypothesis import strategies as st
 from isthmus import _dispatch, ops, reference
 from isthmus.errors import InputError, IsthmusWarning
 from isthmus.reference import NO_INDEX, Groups
-from isthmus.testing import FLOATS, awkward
+from isthmus.testing import FLOATS, finite
 
 LENGTHS = [0, 1, 511, 512, 513, 4095, 4096, 4097, 70001]
-
-
-def finite(numel, dtype, *, seed):
-    """Awkward values without NaN and infinity, of which differences do not overflow."""
-    x = awkward(numel, dtype, seed=seed).nan_to_num(nan=0.5, posinf=1.0, neginf=-1.0)
-    return x.clamp(torch.finfo(dtype).min / 4, torch.finfo(dtype).max / 4)
 
 
 def top(values, k, *, exact=True):

@@ -28,6 +28,20 @@ def awkward(numel: int, dtype: torch.dtype, *, seed: int) -> Tensor:
     return x.to(dtype)
 
 
+def finite(numel: int, dtype: torch.dtype, *, seed: int) -> Tensor:
+    """Awkward values without NaN and infinity, of which no difference overflows."""
+    info = torch.finfo(dtype)
+    return (
+        awkward(numel, dtype, seed=seed).nan_to_num(nan=0.5, posinf=1.0, neginf=-1.0).clamp(info.min / 4, info.max / 4)
+    )
+
+
+def contested(numel: int, dtype: torch.dtype, *, seed: int) -> Tensor:
+    """Halves of small integers: many are equal, many are zero, and many of two such tensors cancel each other."""
+    generator = torch.Generator().manual_seed(seed)
+    return (torch.randn(numel, generator=generator) * 2).round().to(dtype) / 2
+
+
 def same_bits(x: Tensor, y: Tensor) -> bool:
     """Whether two floating-point tensors are equal to the bit, signs of zeros included, payloads of NaNs excepted."""
     if x.dtype != y.dtype or x.shape != y.shape:

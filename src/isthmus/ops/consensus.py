@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterable, Sequence
+from typing import Any, Literal, TypedDict, Unpack, overload
 
 import torch
 from torch import Tensor
@@ -27,8 +27,77 @@ _TINY = 1e-7  # of L1 norms: below it a tensor is not rescaled
 _SEEDS = 1 << 64
 
 
+class Options(TypedDict, total=False):
+    """The keywords of ``consensus`` but ``stats``."""
+
+    base: Tensor | Sequence[Tensor] | None
+    names: str | Sequence[str] | None
+    thresholds: Thresholds | None
+    starts: int | Sequence[int] | None
+    out: Tensor | Sequence[Tensor] | None
+    backend: str
+    scope: str
+    sparsify: str
+    ties: str
+    min_kept: int
+    rescale: str
+    majority_sign_method: str
+    zero_sign: str
+    merge_func: str
+    divisor: str
+    scaling_factor: Any
+    gamma: Any
+    epsilon: Any
+    seed: int
+
+
+@overload
 def consensus(
-    tensors: Sequence[Tensor] | Sequence[Sequence[Tensor]],
+    tensors: Iterable[Tensor],
+    weights: Any = None,
+    density: Any = 1.0,
+    *,
+    stats: Literal[False] = False,
+    **options: Unpack[Options],
+) -> Tensor: ...
+@overload
+def consensus(
+    tensors: Iterable[Sequence[Tensor]],
+    weights: Any = None,
+    density: Any = 1.0,
+    *,
+    stats: Literal[False] = False,
+    **options: Unpack[Options],
+) -> list[Tensor]: ...
+@overload
+def consensus(
+    tensors: Iterable[Tensor],
+    weights: Any = None,
+    density: Any = 1.0,
+    *,
+    stats: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[Tensor, Stats]: ...
+@overload
+def consensus(
+    tensors: Iterable[Sequence[Tensor]],
+    weights: Any = None,
+    density: Any = 1.0,
+    *,
+    stats: Literal[True],
+    **options: Unpack[Options],
+) -> tuple[list[Tensor], Stats]: ...
+@overload
+def consensus(
+    tensors: Iterable[Tensor] | Iterable[Sequence[Tensor]],
+    weights: Any = None,
+    density: Any = 1.0,
+    *,
+    stats: bool,
+    **options: Unpack[Options],
+) -> Any: ...
+def consensus(
+    tensors: Iterable[Tensor] | Iterable[Sequence[Tensor]],
     weights: Any = None,
     density: Any = 1.0,
     *,
