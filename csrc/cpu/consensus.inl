@@ -99,6 +99,7 @@ class Consensus {
 
     void operator()(std::int64_t begin, std::int64_t n, C* result) {
         survivors_.load(begin, n);
+
         C* const* t = survivors_.tasks.t.data();
         std::fill_n(rows_[merged], n, C{});
         const bool mean = plan_.merge == MergeFunc::mean, voted = plan_.vote != Vote::none;

@@ -23,6 +23,7 @@ std::int64_t length_of(const Table& table, const std::int64_t* lengths, std::siz
 template <class Body>
 std::vector<double> add_blocks(const Table& table, const std::int64_t* lengths, std::size_t width, int threads,
                                Body body) {
+    const DefaultFloatEnvironment environment;
     std::vector<Block> blocks;
     std::size_t groups = 0;
     std::int64_t bytes = 0;

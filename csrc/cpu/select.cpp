@@ -211,7 +211,7 @@ class Group {
         });
         for (std::size_t k = 0; k < models_; ++k)
             for (const Thread& part : parts)
-                if (part.top[k] >= infinity<Key>) return k;
+                if (first[k + 1] > first[k] && part.top[k] >= infinity<Key>) return k;
 
         run_parallel(std::min<std::int64_t>(threads_, open.size()), [&](int t) {
             for (std::size_t b = t; b < open.size(); b += std::min<std::int64_t>(threads_, open.size())) {
@@ -415,6 +415,7 @@ Selection select_by(const Table& table, bool based, const std::vector<std::vecto
 
 Selection select(const Table& table, bool based, bool whole, const std::int64_t* lengths, const Ranks& ranks,
                  int threads) {
+    const DefaultFloatEnvironment environment;
     std::vector<std::vector<Piece>> groups;
     if (whole) groups.emplace_back();
     bool is_double = false;

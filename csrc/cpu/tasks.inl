@@ -48,17 +48,19 @@ Interval<C> interval(double keep, bool before_keep, double drop, bool before_dro
     return kept;
 }
 
-// `count` rows of one chunk each, aligned to a cache line.
+// `count` rows of one chunk each, aligned to a cache line. Between rows lie a few lines more: loads wait for stores to
+// addresses that are equal in their last twelve bits, which rows a power of two apart would have.
 template <class T>
 class Rows {
    public:
-    explicit Rows(std::size_t count) : storage_(new T[count * chunk + line / sizeof(T)]) {
+    explicit Rows(std::size_t count) : storage_(new T[count * stride + line / sizeof(T)]) {
         const auto address = reinterpret_cast<std::uintptr_t>(storage_.get());
         first_ = reinterpret_cast<T*>((address + line - 1) / line * line);
     }
-    T* operator[](std::size_t row) { return first_ + row * chunk; }
+    T* operator[](std::size_t row) { return first_ + row * stride; }
 
    private:
+    static constexpr std::size_t stride = chunk + 5 * line / sizeof(T);
     std::unique_ptr<T[]> storage_;
     T* first_;
 };
@@ -75,6 +77,15 @@ void by_fours(std::size_t models, Body body) {
     }
 }
 
+// One entry of a task vector, or zero where it does not survive.
+template <bool Based, bool Trim, class C>
+C task(C x, C base, Key<C> low, Key<C> high, C rescale) {
+    const C t = Based ? rules::difference(x, base) : x;
+    if constexpr (!Trim) return t;
+    const Key<C> size = magnitude(t);
+    return masked(rules::scaled(rescale, t), -Key<C>((size >= low) & (size <= high)));
+}
+
 template <bool Based, bool Trim, class S, class C, std::size_t... K>
 void subtract(const S* base, const S* const* x, C* const* t, const Interval<C>* kept, const C* rescale, std::int64_t n,
               std::index_sequence<K...>) {
@@ -83,16 +94,10 @@ void subtract(const S* base, const S* const* x, C* const* t, const Interval<C>* 
     const Interval<C> all;
     const Key<C> low[] = {(Trim ? kept[K] : all).low...}, high[] = {(Trim ? kept[K] : all).high...};
     const C r[] = {(Trim ? rescale[K] : C{1})...};
-    const auto task = [&](std::int64_t i, std::size_t k, C b) {
-        const C difference = Based ? rules::difference(widen<C>(in[k][i]), b) : widen<C>(in[k][i]);
-        if constexpr (!Trim) return difference;
-        const Key<C> size = magnitude(difference);
-        return masked(rules::scaled(r[k], difference), -Key<C>((size >= low[k]) & (size <= high[k])));
-    };
 #pragma GCC ivdep
     for (std::int64_t i = 0; i < n; ++i) {
         const C b = Based ? widen<C>(base[i]) : C{};
-        ((out[K][i] = task(i, K, b)), ...);
+        ((out[K][i] = task<Based, Trim>(widen<C>(in[K][i]), b, low[K], high[K], r[K])), ...);
     }
 }
 
@@ -113,6 +118,15 @@ class Tasks {
 
     void read(std::int64_t begin, std::int64_t n) {
         for (std::size_t k = 0; k < range_.width; ++k) inputs_[k] = values(range_.inputs[k], begin, n, widened_[k]);
+    }
+
+    // Ask for the memory of the elements from `begin`: it arrives while other work is done.
+    void prefetch(std::int64_t begin) const {
+        for (std::size_t k = 0; k < range_.width; ++k) {
+            const std::int64_t size = size_of(range_.inputs[k].dtype);
+            const char* from = reinterpret_cast<const char*>(range_.inputs[k].address) + begin * size;
+            for (std::int64_t byte = 0; byte < chunk * size; byte += line) __builtin_prefetch(from + byte);
+        }
     }
 
     // Task vectors of the elements [from, to) of the chunk last read; with intervals only what survives, rescaled.
