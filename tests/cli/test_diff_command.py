@@ -40,7 +40,7 @@ def test_different_files(files):
     assert "1 of 4" in row
     assert "float32 [4]" in row
     assert "2.384e-07" in row
-    assert [cell.strip() for cell in row.split("│")][-3] == "2"  # ulp
+    assert [cell.strip() for cell in row.split("│")][-4] == "2"  # ulp
     assert "float32 [3]" in out
     assert "[same]" not in out
     assert "only in a: gone" in out

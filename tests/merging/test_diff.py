@@ -23,6 +23,8 @@ def compare(a, b):
 def test_by_hand():
     found = compare(torch.tensor([3.0, 4.0, 0.0]), torch.tensor([3.0, 4.0 + 2.0**-20, 1.0]))
     assert (found.changed, found.numel, found.max_abs) == (2, 3, 1)
+    assert found.norms == pytest.approx((5, math.sqrt(26 + 2.0**-17 + 2.0**-40)))
+    assert found.distance == pytest.approx(math.sqrt(1 + 2.0**-40))
     assert found.relative == pytest.approx(math.sqrt(1 + 2.0**-40) / 5)
     assert compare(torch.tensor([4.0]), torch.tensor([4.0 + 2.0**-20])).max_ulp == 2  # 4 to 8 in steps of 2⁻²¹
     assert not found.equal
@@ -40,6 +42,14 @@ def test_neighbours_are_one_ulp_apart(dtype):
         assert compare(a, b).max_ulp == 1, value
     tiny = torch.finfo(dtype).smallest_normal * torch.finfo(dtype).eps  # the least subnormal
     assert compare(torch.tensor([-tiny], dtype=dtype), torch.tensor([tiny], dtype=dtype)).max_ulp == 2
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.float32, torch.float16])
+def test_from_the_least_number_to_the_largest(dtype):
+    largest = torch.finfo(dtype).max
+    bits = {torch.float64: 0x7FEF_FFFF_FFFF_FFFF, torch.float32: 0x7F7F_FFFF, torch.float16: 0x7BFF}[dtype]
+    ends = torch.tensor([1.0, -largest], dtype=dtype), torch.tensor([1.0, largest], dtype=dtype)
+    assert compare(*ends).max_ulp == compare(*reversed(ends)).max_ulp == 2 * bits
 
 
 def test_equal_as_numbers():
@@ -88,6 +98,7 @@ def test_shapes_and_keys():
     assert (found.only_a, found.only_b) == (("y",), ("z",))
     assert found.tensors["x"].shapes == ((2,), (1, 2))
     assert not found.tensors["x"].equal
+    assert all(map(math.isnan, found.tensors["x"].norms))
     assert found.tensors["module.a"].equal
     assert not found.equal
     assert not isthmus.diff({"w": torch.ones(1)}, {}).equal

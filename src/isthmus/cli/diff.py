@@ -37,12 +37,13 @@ def diff(
 def _print(found: Diff) -> None:
     different = [tensor for tensor in found.tensors.values() if not tensor.equal]
     table = Table("tensor", "a", "b", title="Tensors that differ", title_justify="left")
-    for header in ("changed", "max |a − b|", "max ulp", "‖a − b‖ / ‖a‖"):
+    for header in ("changed", "max |a − b|", "max ulp", "‖a − b‖", "‖a − b‖ / ‖a‖"):
         table.add_column(header, justify="right", no_wrap=True)
     for tensor in different:
         same_shape = tensor.shapes[0] == tensor.shapes[1]
         ulp = "" if tensor.max_ulp is None else str(tensor.max_ulp)
-        values = [f"{tensor.changed} of {tensor.numel}", f"{tensor.max_abs:.4g}", ulp, f"{tensor.relative:.4g}"]
+        largest, distance, relative = (f"{x:.4g}" for x in (tensor.max_abs, tensor.distance, tensor.relative))
+        values = [f"{tensor.changed} of {tensor.numel}", largest, ulp, distance, relative]
         table.add_row(escape(tensor.key), _kind(tensor, 0), _kind(tensor, 1), *(values if same_shape else []))
     if different:
         print_wide(table)

@@ -25,7 +25,8 @@ INTEGERS = {
 class TensorDiff:
     """How one tensor differs.
 
-    Values are compared as real numbers: −0 equals 0, and NaN equals NaN. Where shapes differ nothing else is known.
+    Values are compared as real numbers: −0 equals 0, and NaN equals NaN. Where shapes differ nothing else is known, and
+    norms are NaN.
 
     Attributes:
         key: the canonical key.
@@ -37,7 +38,9 @@ class TensorDiff:
         max_ulp: the largest distance in units in the last place, counted in representable numbers between a and b, of
             the dtype of lower precision if they have two; ``None`` for integer and boolean tensors, and where a NaN
             differs.
-        relative: ‖a − b‖ / ‖a‖, in float64, ‖a‖ over its finite elements; infinity if a is zero and b is not.
+        norms: ‖a‖ and ‖b‖ over their finite elements, in float64.
+        distance: ‖a − b‖, in float64.
+        relative: ‖a − b‖ / ‖a‖; infinity if a is zero and b is not.
     """
 
     key: str
@@ -47,6 +50,8 @@ class TensorDiff:
     changed: int
     max_abs: float
     max_ulp: int | None
+    norms: tuple[float, float]
+    distance: float
     relative: float
 
     @property
@@ -102,8 +107,10 @@ def diff(a: Source, b: Source) -> Diff:
 def _compare(key: str, a: Tensor, b: Tensor) -> TensorDiff:
     shapes, dtypes = (tuple(a.shape), tuple(b.shape)), (_name(a.dtype), _name(b.dtype))
     if shapes[0] != shapes[1]:
-        return TensorDiff(key, shapes, dtypes, a.numel(), a.numel(), math.inf, None, math.inf)
-    changed, max_abs, max_ulp, nan, square, norm, numel = 0, 0.0, 0, False, 0.0, 0.0, 0
+        unknown = (math.nan, math.nan)
+        return TensorDiff(key, shapes, dtypes, a.numel(), a.numel(), math.inf, None, unknown, math.inf, math.inf)
+    changed, max_abs, max_ulp, nan, numel = 0, 0.0, 0, False, 0
+    squares = [0.0, 0.0, 0.0]  # of a, of b and of what is between them
     exact = not (a.is_floating_point() or a.is_complex()) or not (b.is_floating_point() or b.is_complex())
     for x, y in _blocks(a, b):
         wide_x, wide_y = x.to(torch.float64), y.to(torch.float64)
@@ -116,12 +123,15 @@ def _compare(key: str, a: Tensor, b: Tensor) -> TensorDiff:
         changed += int(differs.sum())
         nan |= bool(lone.any())
         max_abs = max(max_abs, float(gap.max()))
-        square += float(gap.square().sum())
-        norm += float(wide_x.masked_fill(~wide_x.isfinite(), 0).square().sum())
+        for place, values in enumerate((wide_x, wide_y)):
+            squares[place] += float(values.masked_fill(~values.isfinite(), 0).square().sum())
+        squares[2] += float(gap.square().sum())
         if not exact:
             max_ulp = max(max_ulp, _max_ulp(x, y, differs & ~lone))
-    relative = 0.0 if square == 0 else math.inf if norm == 0 else math.sqrt(square / norm)
-    return TensorDiff(key, shapes, dtypes, numel, changed, max_abs, None if exact or nan else max_ulp, relative)
+    norm, other, distance = map(math.sqrt, squares)
+    relative = 0.0 if distance == 0 else math.inf if norm == 0 else distance / norm
+    ulp = None if exact or nan else max_ulp
+    return TensorDiff(key, shapes, dtypes, numel, changed, max_abs, ulp, (norm, other), distance, relative)
 
 
 def _blocks(a: Tensor, b: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
@@ -143,8 +153,9 @@ def _max_ulp(x: Tensor, y: Tensor, where: Tensor) -> int:
         return 0
     dtype = max(x.dtype, y.dtype, key=lambda dtype: torch.finfo(dtype).eps)
     first, second = (_ordinal(tensor[where].to(dtype)) for tensor in (x, y))
-    largest: int = max(abs(p - q) for p, q in zip(first.tolist(), second.tolist(), strict=True))
-    return largest
+    steps = torch.maximum(first, second) - torch.minimum(first, second)
+    wrapped = steps[steps < 0]  # beyond 2⁶³, as float64 may be
+    return int(wrapped.max()) + 2**64 if len(wrapped) else int(steps.max())
 
 
 def _ordinal(tensor: Tensor) -> Tensor:
