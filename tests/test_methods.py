@@ -2,6 +2,7 @@
 
 import dataclasses
 
+import numpy as np
 import pytest
 import torch
 
@@ -78,8 +79,20 @@ def test_normalize_speaks_for_merge_func_and_divisor(options, merge_func, diviso
 
 
 def test_normalize_and_what_it_speaks_for_are_not_both_given():
-    with pytest.raises(InputError, match="ties got normalize= and divisor="):
-        methods.make("ties", normalize=True, divisor="count")
+    for method in ("ties", methods.Ties()):
+        with pytest.raises(InputError, match="ties got normalize= and divisor="):
+            methods.make(method, normalize=True, divisor="count")
+
+
+def test_what_normalize_speaks_for_replaces_that_of_a_method():
+    found = methods.make(methods.make("ties", preset="mergekit"), merge_func="max")
+    assert (found.normalize, found.consensus_options()["merge_func"], found.scope) == (None, "max", "tensor")
+    assert methods.make(methods.Ties(merge_func="max"), density=0.5).merge_func == "max"
+
+
+def test_numbers_from_arrays():
+    assert methods.make("dare", density=0.5, seed=np.int64(3)).seed == 3
+    assert methods.make("karcher", tolerance=torch.tensor(0.5), iterations=torch.tensor(2)).tolerance == 0.5
 
 
 @pytest.mark.parametrize(
@@ -107,7 +120,11 @@ def test_defaults_of_the_mergekit_preset(name, normalize, rescale):
     ("call", "message"),
     [
         (("tise", {}), "no merge method 'tise'. Did you mean 'ties'"),
+        (("TIES", {}), "no merge method 'TIES'. Did you mean 'ties'"),
         (("dare_linear", {}), "'dare_linear' is dare here"),
+        ((int, {}), "no merge method <class 'int'>. The methods are"),
+        ((methods.Summed, {}), "no merge method <class 'isthmus.methods.Summed'>"),
+        ((methods.Summed(), {}), "no merge method <class 'isthmus.methods.Summed'>"),
         ((3, {}), "no merge method 3"),
         (("ties", {"densty": 0.1}), "ties has no option 'densty'. Did you mean 'density'"),
         (("ties", {"lambda": 0.1}), "'lambda' is called scaling_factor here"),
@@ -118,7 +135,13 @@ def test_defaults_of_the_mergekit_preset(name, normalize, rescale):
         (("ties", {"int8_mask": True}), "'int8_mask': isthmus keeps no masks"),
         (("ties", {"preset": "mergkit"}), "no preset 'mergkit'. Did you mean 'mergekit'"),
         (("linear", {"preset": "peft"}), "linear has no preset 'peft'. Its presets are paper, mergekit"),
+        (("linear", {"preset": ["mergekit"]}), "linear has no preset"),
         (("dare", {}), "dare has no default for density"),
+        (("ties", {"normalize": "no"}), "ties has normalize='no', expected True, False or None"),
+        (("linear", {"normalize": None}), "linear has normalize=None, expected True or False"),
+        (("ties", {"scope": 3}), "ties has scope=3, expected a string"),
+        (("dare", {"density": 0.5, "seed": 1.5}), "dare has seed=1.5, expected an integer"),
+        (("karcher", {"tolerance": "x"}), "karcher has tolerance='x', expected a number"),
         ((methods.Ties(), {"preset": "peft"}), "preset='peft' was given with a Ties"),
         ((methods.Ties(), {"densty": 1}), "Did you mean 'density'"),
     ],
@@ -159,6 +182,22 @@ def test_results_of_ones_own_are_checked(registry):
 
     with pytest.raises(InputError, match=r"'short' returned shape \(1,\) for 'w', expected a tensor of shape \(2,\)"):
         isthmus.merge([{"w": torch.ones(2)}], method="short")
+
+
+def test_results_of_ones_own_are_rounded_once(registry):
+    # 1 + 2⁻⁸ is halfway between two bfloat16s; with 2⁻⁴⁰ more it rounds up, but by way of float32 down to even
+    value = torch.tensor([1 + 2.0**-8 + 2.0**-40], dtype=torch.float64)
+    isthmus.register_method("double")(lambda tensors, base, weights: value)
+    isthmus.register_method("whole")(lambda tensors, base, weights: torch.tensor([3]))
+    isthmus.register_method("turned")(lambda tensors, base, weights: tensors[0] * 1j)
+    models = [{"w": torch.ones(1, dtype=torch.bfloat16)}]
+    assert isthmus.merge(models, method="double")["w"].item() == 1 + 2.0**-7
+    assert isthmus.merge(models, method="whole")["w"].item() == 3
+    spinning = [{"w": torch.ones(1, dtype=torch.complex64)}]
+    assert isthmus.merge(spinning, method="double")["w"].item() == value.float().item()
+    assert isthmus.merge(spinning, method="turned")["w"].item() == 1j
+    with pytest.raises(InputError, match=r"'turned' returned torch\.complex.* for 'w', which is torch.float32"):
+        isthmus.merge([{"w": torch.ones(1)}], method="turned")
 
 
 def test_names_that_are_taken(registry):

@@ -16,13 +16,21 @@ import difflib
 import inspect
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, make_dataclass
-from dataclasses import replace as replaced
-from typing import Any, ClassVar
+from types import NoneType
+from typing import Any, ClassVar, SupportsFloat, SupportsIndex
 
 from .errors import InputError
 
 PAPER = "paper"  # the preset that is meant when none is named
 PerKey = float | Sequence[Any] | Mapping[str, Any]
+# The annotation of an option -> the types of its values, and what an error calls them. Others are checked where used.
+KINDS: dict[object, tuple[tuple[type, ...], str]] = {
+    "bool": ((bool,), "True or False"),
+    "bool | None": ((bool, NoneType), "True, False or None"),
+    "int": ((SupportsIndex,), "an integer"),
+    "float": ((SupportsFloat,), "a number"),
+    "str": ((str,), "a string"),
+}
 
 TIES_PAPER = "Yadav et al. 2023, arXiv 2306.01708"
 DARE_PAPER = "Yu et al. 2023, arXiv 2311.03099"
@@ -114,6 +122,13 @@ class Method:
     count: ClassVar[tuple[int, int | None]] = (1, None)
     presets: ClassVar[Mapping[str, Mapping[str, Any]]] = {PAPER: {}, "mergekit": {}}
 
+    def __post_init__(self) -> None:
+        for item in fields(self):
+            types, expected = KINDS.get(item.type, ((object,), ""))
+            value = getattr(self, item.name)
+            if not isinstance(value, types):
+                raise InputError(f"{self.name} has {item.name}={value!r}, expected {expected}.")
+
     def options(self) -> dict[str, Any]:
         """The options by name."""
         return {item.name: getattr(self, item.name) for item in fields(self)}
@@ -179,7 +194,7 @@ class Karcher(Weighted):
     """The Karcher (Riemannian) mean of directions, by fixed-point iteration, times the weighted mean norm."""
 
     name = "karcher"
-    source = "Grove & Karcher 1973, doi 10.1007/BF01425237"
+    source = "Karcher 1977, doi 10.1002/cpa.3160300502"
     iterations: int = option(10, meaning="at most so many iterations", source=MERGEKIT)
     tolerance: float = option(1e-5, meaning="stop when the tangent mean is shorter (radians)", source=MERGEKIT)
 
@@ -535,15 +550,15 @@ def make(method: str | Method | type[Method], *, preset: str | None = None, **op
             missing.
     """
     if isinstance(method, Method):
+        cls, chosen = _find(type(method)), method.options()
         if preset is not None:
             raise InputError(
                 f"preset={preset!r} was given with a {type(method).__name__} whose options are set already. "
                 f"Pass method={method.name!r} with the preset, or leave the preset out."
             )
-        _check_options(type(method), options)
-        return replaced(method, **options)
-    cls = method if isinstance(method, type) else _find(method)
-    chosen = _find_preset(cls, PAPER if preset is None else preset)
+    else:
+        cls = _find(method)
+        chosen = dict(_find_preset(cls, PAPER if preset is None else preset))
     _check_options(cls, options)
     if options.keys() & {"merge_func", "divisor"}:
         if options.get("normalize") is not None:
@@ -551,7 +566,7 @@ def make(method: str | Method | type[Method], *, preset: str | None = None, **op
                 f"{cls.name} got normalize= and {' and '.join(sorted(options.keys() & {'merge_func', 'divisor'}))}=, "
                 "which say the same thing; leave normalize out."
             )
-        chosen = {name: value for name, value in chosen.items() if name != "normalize"}
+        chosen.pop("normalize", None)
     values = {**chosen, **options}
     missing = [item.name for item in fields(cls) if item.default is MISSING and item.name not in values]
     if missing:
@@ -671,22 +686,20 @@ def _all() -> dict[str, type[Method]]:
     return {**_BUILT_IN, **_registered}
 
 
-def _find(name: object) -> type[Method]:
+def _find(method: object) -> type[Method]:
     known = _all()
-    if isinstance(name, str) and name in known:
-        return known[name]
-    hint = ""
-    if isinstance(name, str):
-        hint = (
-            f" What other tools call {name!r} is {OTHER_METHODS[name]} here."
-            if name in OTHER_METHODS
-            else _near(name, known)
-        )
-    raise InputError(f"there is no merge method {name!r}.{hint} The methods are {', '.join(known)}.")
+    if isinstance(method, str) and method in known:
+        return known[method]
+    if isinstance(method, type) and issubclass(method, Method) and hasattr(method, "name"):
+        return method
+    hint = _near(method, known)
+    if isinstance(method, str) and method in OTHER_METHODS:
+        hint = f" What other tools call {method!r} is {OTHER_METHODS[method]} here."
+    raise InputError(f"there is no merge method {method!r}.{hint} The methods are {', '.join(known)}.")
 
 
-def _find_preset(cls: type[Method], preset: str) -> Mapping[str, Any]:
-    if preset in cls.presets:
+def _find_preset(cls: type[Method], preset: object) -> Mapping[str, Any]:
+    if isinstance(preset, str) and preset in cls.presets:
         return cls.presets[preset]
     raise InputError(
         f"{cls.name} has no preset {preset!r}.{_near(preset, cls.presets)} Its presets are {', '.join(cls.presets)}."
@@ -705,8 +718,8 @@ def _check_options(cls: type[Method], given: Iterable[str]) -> None:
         raise InputError(f"{cls.name} has no option {name!r}.{hint} Its options are {', '.join(known) or 'none'}.")
 
 
-def _near(name: str, known: Iterable[str]) -> str:
-    close = difflib.get_close_matches(name, list(known), n=1)
+def _near(name: object, known: Iterable[str]) -> str:
+    close = difflib.get_close_matches(name.lower(), list(known), n=1) if isinstance(name, str) else []
     return f" Did you mean {close[0]!r}?" if close else ""
 
 

@@ -69,9 +69,26 @@ def test_weights_of_a_model_with_itself(backend):
 
 def test_weights_that_sum_to_zero(backend):
     a, b = tensors([3.0, 5.0], [1.0, 7.0])
-    with pytest.raises(InputError, match="sum to zero"):
+    with pytest.raises(InputError, match=r"linear of 'w': the weights 1\.0, -1\.0 sum to zero"):
         isthmus.merge([a, b], weights=[1, -1], backend=backend)
     assert isthmus.merge([a, b], weights=[1, -1], normalize=False, backend=backend)["w"].tolist() == [2, -2]
+
+
+@pytest.mark.parametrize("method", ["linear", "task_arithmetic", "nuslerp", "multislerp", "karcher"])
+def test_weights_that_sum_to_zero_for_one_key_are_found_before_any_work(method):
+    target, options = net(4), {} if method in ("nuslerp", "karcher") else {"normalize": True}
+    weights = {"trunk.2.weight": [1, -1], "*": 1}
+    with pytest.raises(InputError, match=f"{method} of 'trunk.2.weight': the weights 1.0, -1.0 sum to zero"):
+        isthmus.merge_into(
+            target,
+            [net(1), net(2)],
+            base=net(3),
+            method=method,
+            weights=weights,
+            progress=lambda *done: None,
+            **options,
+        )
+    assert isthmus.diff(target, net(4)).equal
 
 
 def test_many_half_precision_models_do_not_overflow(backend):
@@ -416,7 +433,14 @@ def test_parts_are_the_whole(name, monkeypatch):
         ({"method": "ties"}, "ties combines task vectors, and base= is not given"),
         ({"method": "sce"}, "sce combines task vectors, and base= is not given"),
         ({"weights": [1]}, "weights has 1 values and there are 2 models"),
-        ({"weights": "heavy"}, "weights has the value 'heavy', expected a number"),
+        ({"models": FlatState.from_module(net(1))}, "models is a FlatState, expected a list"),
+        ({"models": [{1: torch.ones(2)}]}, "model 1 has the key 1, a int, expected names of tensors"),
+        ({"weights": "heavy"}, "weights has the value 'heavy', expected a number, one per model, or either by pattern"),
+        (
+            {"method": "slerp", "t": [0.1, 0.2]},
+            r"t has the value \[0.1, 0.2\], expected a number, or numbers by pattern",
+        ),
+        ({"weights": {"head.*": 1, "*": 2}, "skip": "head.*"}, r"'head\.\*', which matches no key that is merged"),
         ({"weights": {"trunk.*": 1}}, "no pattern of weights matches the key 'head.bias'"),
         ({"weights": {"tronk.*": 1, "*": 2}}, r"weights has the pattern 'tronk\.\*', which matches no key.*'trunk\."),
         ({"skip": "haed.*"}, r"skip has the pattern 'haed\.\*', which matches no key of the models.*'head\."),
@@ -431,6 +455,25 @@ def test_mistakes_are_named(options, message):
     options = {"models": [net(1), net(2)], **options}
     with pytest.raises(InputError, match=message):
         isthmus.merge(**options)
+
+
+def test_a_backend_asked_for_by_name_is_there_or_an_error():
+    a = {"w": torch.ones(2)}
+    for method, options in (("fisher", {"fishers": [a]}), ("regmean", {"grams": [{}]}), ("nearswap", {"t": 1})):
+        models = [a, a] if method == "nearswap" else [a]
+        with pytest.raises(InputError, match="'metal' is not a backend"):
+            isthmus.merge(models, method=method, backend="metal", **options)
+
+
+def test_models_and_seeds_from_any_iterable():
+    models = [net(1), net(2)]
+    assert isthmus.diff(isthmus.merge(model for model in models), isthmus.merge(models)).equal
+    options = {"base": net(3), "method": "dare", "density": 0.5}
+    for seeds in (range(2), iter([0, 1]), torch.tensor([0, 1])):
+        assert list(isthmus.merge(models, seeds=seeds, **options).merged) == [0, 1]
+    for seeds in (3, ["x"], [0.5]):
+        with pytest.raises(InputError, match="expected a list of integers"):
+            isthmus.merge(models, seeds=seeds, **options)
 
 
 def test_keys_kinds_and_integers_that_differ_are_all_listed():
@@ -556,6 +599,14 @@ def test_merge_into_a_module_bound_to_a_flat_state():
     with flat.bind(target):
         isthmus.merge_into(target, [net(1), net(2)])
         assert torch.equal(flat["head.weight"], isthmus.merge([net(1), net(2)])["head.weight"])
+
+
+def test_only_modules_are_written_to(tmp_path):
+    path = tmp_path / "a.safetensors"
+    save_state(path, net(1).state_dict())
+    for target in (path, net(1).state_dict()):
+        with pytest.raises(InputError, match="to write to, expected a module; merge returns a new state dict"):
+            isthmus.merge_into(target, [net(1), net(2)])
 
 
 def test_a_failed_merge_leaves_the_module():

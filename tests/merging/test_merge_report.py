@@ -3,6 +3,7 @@
 import json
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -110,6 +111,10 @@ def test_options_of_any_kind_are_written(tmp_path):
     report.to_json(tmp_path / "report.json")
     assert report.options["weights"] == [1, 2]
     assert report.options["fishers"] == ["1 tensors", "1 tensors"]
+    for weights, written in ({"w": np.array([1.0, 2.0])}, {"w": [1, 2]}), (range(1, 3), [1, 2]), (np.float32(2), 2):
+        _, report = isthmus.merge(models, weights=weights, return_report=True)
+        report.to_json(tmp_path / "report.json")
+        assert report.options["weights"] == written
 
 
 def test_norms_are_those_of_the_inputs_although_one_is_written_to():

@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -36,6 +37,8 @@ def test_by_hand():
     assert repr(0.5 * tau) == "TaskVector(0.5 · (the model − the base), 1 tensors)"
     with pytest.raises(KeyError):
         tau["v"]
+    assert (list(tau), "w" in tau, "v" in tau) == (["w"], True, False)
+    assert (np.float32(0.5) * tau)["w"].tolist() == [1.5, 0]
 
 
 def test_coefficients_cancel_exactly():
@@ -100,6 +103,7 @@ def test_ties_stay(tmp_path):
     model = {"b": torch.full((2,), 3.0), "a": torch.full((2,), 3.0), "c": torch.ones(1)}
     tau = TaskVector(base, model)
     assert tau.keys == ["a", "c"]
+    assert list(tau) == ["b", "a", "c"]
     state = tau.state_dict()
     assert state["a"] is state["b"]
     assert tau["b"].tolist() == [2, 2]

@@ -117,15 +117,22 @@ def _checked(patterns: Patterns | None, name: str, keys: Iterable[str]) -> list[
     return listed
 
 
-def check_pattern(pattern: object, name: str, keys: Iterable[str]) -> None:
-    """Raise an ``InputError`` for a pattern that matches no key: it is most likely a mistake in writing."""
+def check_pattern(pattern: object, name: str, keys: Iterable[str], which: str = "of the models") -> None:
+    """Raise an ``InputError`` for a pattern that matches no key: it is most likely a mistake in writing.
+
+    Args:
+        pattern: the pattern.
+        name: of the argument, for error messages.
+        keys: what it may match.
+        which: of all keys these are, for error messages.
+    """
     if not isinstance(pattern, str):
         raise InputError(f"{name} has the pattern {pattern!r}, a {type(pattern).__name__}, expected a string.")
     keys = list(keys)
     if not any(fnmatchcase(key, pattern) for key in keys):
         near = difflib.get_close_matches(pattern, keys, n=1, cutoff=0.3)
         hint = f" The nearest key is {near[0]!r}." if near else ""
-        raise InputError(f"{name} has the pattern {pattern!r}, which matches no key of the models.{hint}")
+        raise InputError(f"{name} has the pattern {pattern!r}, which matches no key {which}.{hint}")
 
 
 def _is_chosen(key: str, only: list[str] | None, skip: list[str] | None) -> bool:

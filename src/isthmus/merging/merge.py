@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import operator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 
 from isthmus import methods, ops
 from isthmus.errors import InputError
+from isthmus.flat import FlatState
 
 from .entries import COUNTED, MERGED, Entries, Patterns, find_entries
 from .report import MergeReport, Spread, input_norms, make_report, spread_of
-from .rules import Counts, Rows, apply, is_divisible, numbers
+from .rules import Counts, Rows, apply, assign, is_divisible, numbers
 from .sources import Model, Source, read_model
 
 State = dict[str, Tensor]
@@ -38,22 +40,22 @@ class SeedMerges:
 
 @overload
 def merge(
-    models: Sequence[Source], *, return_report: Literal[False] = False, seeds: None = None, **options: Any
+    models: Iterable[Source], *, return_report: Literal[False] = False, seeds: None = None, **options: Any
 ) -> State: ...
 @overload
 def merge(
-    models: Sequence[Source], *, return_report: Literal[True], seeds: None = None, **options: Any
+    models: Iterable[Source], *, return_report: Literal[True], seeds: None = None, **options: Any
 ) -> tuple[State, MergeReport]: ...
 @overload
 def merge(
-    models: Sequence[Source], *, return_report: Literal[False] = False, seeds: Sequence[int], **options: Any
+    models: Iterable[Source], *, return_report: Literal[False] = False, seeds: Iterable[int], **options: Any
 ) -> SeedMerges: ...
 @overload
 def merge(
-    models: Sequence[Source], *, return_report: Literal[True], seeds: Sequence[int], **options: Any
+    models: Iterable[Source], *, return_report: Literal[True], seeds: Iterable[int], **options: Any
 ) -> tuple[SeedMerges, dict[int, MergeReport]]: ...
 def merge(
-    models: Sequence[Source],
+    models: Iterable[Source],
     *,
     base: Source | None = None,
     method: str | methods.Method | type[methods.Method] = "linear",
@@ -62,7 +64,7 @@ def merge(
     only: Patterns | None = None,
     skip: Patterns | None = None,
     dtype: torch.dtype | None = None,
-    seeds: Sequence[int] | None = None,
+    seeds: Iterable[int] | None = None,
     return_report: bool = False,
     progress: Progress | None = None,
     backend: str = "auto",
@@ -108,8 +110,7 @@ def merge(
         BackendError: the backend is not available here.
     """
     if seeds is not None:
-        if not seeds or len(set(seeds)) != len(seeds):
-            raise InputError(f"seeds={list(seeds)!r}, expected at least one seed, each once.")
+        seeds = _listed_seeds(seeds)
         if "seed" in options:
             raise InputError("seed= and seeds= were both given; leave seed out.")
         options["seed"] = seeds[0]
@@ -128,7 +129,7 @@ def merge(
 
 def merge_into(
     module: nn.Module,
-    models: Sequence[Source],
+    models: Iterable[Source],
     *,
     base: Source | None = None,
     method: str | methods.Method | type[methods.Method] = "linear",
@@ -162,11 +163,16 @@ def merge_into(
         options: the method's options.
 
     Raises:
-        InputError: as for ``merge``; the module is then as before, unless a value that only the work brings to light
-            was in a later part of a merge with ``progress``.
+        InputError: ``module`` is not a module, or as for ``merge``. What is found before any work leaves the module as
+            it was; what only the work brings to light, such as a NaN where magnitudes are ranked, may leave some
+            tensors merged.
         FileError: a file is missing or not a safetensors file.
         BackendError: the backend is not available here.
     """
+    if not isinstance(module, nn.Module):
+        raise InputError(
+            f"merge_into got a {type(module).__name__} to write to, expected a module; merge returns a new state dict."
+        )
     target = read_model(module, f"the module {type(module).__name__}")
     task = _prepare(models, base, method, preset, weights, only, skip, None, backend, options, target)
     report = task.run({key: target.tensors[key] for key in task.entries.rules}, progress, return_report)
@@ -204,11 +210,9 @@ class _Task:
         tensor = self.entries.copied.get(key, like)
         dtype = self.dtype if self.dtype is not None and tensor.is_floating_point() else tensor.dtype
         new = torch.empty_like(tensor.resolve_conj().resolve_neg(), dtype=dtype, device=like.device)
-        if rule == MERGED:
-            return new
-        if dtype != tensor.dtype and tensor.dtype in ops.DTYPES:  # copy_ would round float64 to 16 bits twice
-            return ops.weighted_sum([tensor.to(like.device)], [1.0], out=new)
-        return new.copy_(tensor)
+        if rule != MERGED:
+            assign(new, tensor)
+        return new
 
     def run(self, state: State, progress: Progress | None, reporting: bool) -> MergeReport | None:
         """Merge into the tensors of ``state``."""
@@ -224,6 +228,7 @@ class _Task:
             self.lead.tensors.keys(),
             self.backend,
         )
+        backend = ops.choose_backend(self.backend, rows.out[0].device if keys else torch.device("cpu"))
         norms = input_norms(rows, self._column(self.base) if self.base is not None else None) if reporting else {}
         parts: list[tuple[Rows, Counts | None]] = []
         with torch.no_grad():
@@ -236,7 +241,7 @@ class _Task:
         return make_report(
             method=self.method,
             preset=self.preset,
-            backend=ops.choose_backend(self.backend, rows.out[0].device if keys else torch.device("cpu")),
+            backend=backend,
             models=self.models,
             base=self.base,
             lead=self.lead,
@@ -266,7 +271,7 @@ class _Task:
 
 
 def _prepare(
-    models: Sequence[Source],
+    models: Iterable[Source],
     base: Source | None,
     method: str | methods.Method | type[methods.Method],
     preset: str | None,
@@ -284,16 +289,28 @@ def _prepare(
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point and dtype in ops.DTYPES):
         real = ", ".join(str(known) for known in ops.DTYPES if known.is_floating_point)
         raise InputError(f"dtype={dtype!r} is not a dtype of results; those are {real}.")
-    if isinstance(models, str | bytes | nn.Module | Mapping) or not isinstance(models, Sequence):
+    if isinstance(models, str | bytes | nn.Module | Mapping | FlatState) or not isinstance(models, Iterable):
         raise InputError(f"models is a {type(models).__name__}, expected a list of models.")
-    _check_count(chosen, len(models))
-    _check_base(chosen, models, base)
-    read = [read_model(model, f"model {index}") for index, model in enumerate(models, start=1)]
+    sources = list(models)
+    _check_count(chosen, len(sources))
+    _check_base(chosen, sources, base)
+    read = [read_model(model, f"model {index}") for index, model in enumerate(sources, start=1)]
     origin = None if base is None else read_model(base, "the base")
     lead = target or origin or read[0]
     entries = find_entries(read, origin, lead, only=only, skip=skip)
     by_model, by_row = numbers(chosen, entries.merged, len(read))
     return _Task(chosen, preset or methods.PAPER, read, origin, lead, entries, by_model, by_row, dtype, backend)
+
+
+def _listed_seeds(seeds: Iterable[int]) -> list[int]:
+    """The seeds as different integers."""
+    try:
+        listed = [operator.index(seed) for seed in seeds]
+    except TypeError:
+        raise InputError(f"seeds={seeds!r}, expected a list of integers.") from None
+    if not listed or len(set(listed)) != len(listed):
+        raise InputError(f"seeds={listed}, expected at least one seed, each once.")
+    return listed
 
 
 def _check_count(method: methods.Method, count: int) -> None:

@@ -10,6 +10,10 @@ from isthmus.errors import InputError
 
 from .entries import check_pattern
 
+# What error messages expect of an option
+PER_MODEL = "a number, one per model, or either by pattern of keys"
+PER_KEY = "a number, or numbers by pattern of keys"
+
 
 def per_model(value: Any, name: str, keys: Sequence[str], count: int) -> list[Any]:
     """An option that every model has, such as its weight: one number per model, or per model one per key.
@@ -42,8 +46,8 @@ def per_key(value: Any, name: str, keys: Sequence[str]) -> list[float]:
         InputError: a pattern matches nothing, or a key matches no pattern.
     """
     if _is_patterned(value):
-        return [_number(item, name) for item in _match(value, name, keys)]
-    return [_number(value, name)] * len(keys)
+        return [_number(item, name, PER_KEY) for item in _match(value, name, keys)]
+    return [_number(value, name, PER_KEY)] * len(keys)
 
 
 def _listed(value: Any) -> Any:
@@ -65,7 +69,7 @@ def _match(value: Any, name: str, keys: Sequence[str]) -> list[Any]:
     """The value of the first pattern that matches, for each key."""
     pairs = list(value.items()) if isinstance(value, Mapping) else [tuple(pair) for pair in value]
     for pattern, _ in pairs:
-        check_pattern(pattern, name, keys)
+        check_pattern(pattern, name, keys, "that is merged")
     matched = []
     for key in keys:
         found = [item for pattern, item in pairs if fnmatchcase(key, pattern)]
@@ -90,10 +94,8 @@ def _check_count(value: Sequence[Any], name: str, count: int) -> None:
         raise InputError(f"{name} has {len(value)} values and there are {count} models; give one for each, in order.")
 
 
-def _number(value: Any, name: str) -> float:
+def _number(value: Any, name: str, expected: str = PER_MODEL) -> float:
     try:
         return float(value)
     except (TypeError, ValueError, RuntimeError):
-        raise InputError(
-            f"{name} has the value {value!r}, expected a number, one per model, or either by pattern of keys."
-        ) from None
+        raise InputError(f"{name} has the value {value!r}, expected {expected}.") from None

@@ -80,7 +80,7 @@ class MergeReport:
         options: all options of the method, as resolved from defaults, preset and arguments.
         models: what the models are called in messages; with the path for files.
         base: what the base is called, if there is one.
-        backend: the backend that was used.
+        backend: the backend that was used; methods that run in PyTorch on every backend do so on this one too.
         version: of isthmus.
         prefixes: model -> the prefix that was stripped from all its keys, where there was one.
         dtype_changes: key -> dtypes of base and models, and of the result, where they are not all the same.
@@ -245,15 +245,17 @@ def _counts(rows: Rows, counts: Counts) -> Iterable[tuple[str, dict[str, Any]]]:
 
 def _plain(value: Any) -> Any:
     """An option as JSON can hold it: big ones, such as a Fisher for each model, by their kind."""
-    if isinstance(value, Tensor):
-        return value.tolist() if value.dim() <= 1 else f"tensor of shape {tuple(value.shape)}"
+    if isinstance(value, Tensor) and value.dim() > 1:
+        return f"tensor of shape {tuple(value.shape)}"
+    if hasattr(value, "tolist"):  # tensors, arrays and their numbers
+        return value.tolist()
     if isinstance(value, FlatState):
         return "FlatState"
     if isinstance(value, Mapping):
         if any(isinstance(item, Tensor) and item.dim() > 1 for item in value.values()):
             return f"{len(value)} tensors"
         return {str(key): _plain(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, Sequence) and not isinstance(value, str):
         return [_plain(item) for item in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 

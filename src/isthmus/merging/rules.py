@@ -94,7 +94,12 @@ class Counts:
 def numbers(
     method: methods.Method, keys: Sequence[str], count: int
 ) -> tuple[dict[str, PerModel], dict[str, list[float]]]:
-    """The options of a method that may differ between models and keys, as numbers: those per model, those per row."""
+    """The options of a method that may differ between models and keys, as numbers: those per model, those per row.
+
+    Raises:
+        InputError: a value is not a number, a pattern or a key has no match, or weights that the method divides by
+            their sum have none.
+    """
     by_model: dict[str, PerModel] = {}
     by_row = {}
     for name, per in methods.variable_options(method).items():
@@ -103,6 +108,13 @@ def numbers(
             by_model[name] = per_model(1.0 if value is None else value, name, keys, count)
         else:
             by_row[name] = per_key(value, name, keys)
+    always = isinstance(method, methods.Nuslerp | methods.Karcher)
+    if always or (isinstance(method, methods.Linear | methods.Multislerp | methods.Summed) and method.normalize):
+        for row, key in enumerate(keys):
+            try:
+                normalised([weight[row] if isinstance(weight, list) else weight for weight in by_model["weights"]])
+            except InputError as error:
+                raise InputError(f"{method.name} of {key!r}: {error}") from None
     return by_model, by_row
 
 
@@ -189,9 +201,14 @@ def _(method: methods.Karcher, rows: Rows, counting: bool) -> None:
 
 @apply.register
 def _(method: methods.ModelStock, rows: Rows, counting: bool) -> None:
-    base = cast("list[Tensor]", rows.base)  # the method requires one
-    filter_wise = _scope(method, "tensor", "row") == "row"
-    ops.model_stock(rows.models, base, filter_wise=filter_wise, names=rows.keys, out=rows.out, backend=rows.backend)
+    ops.model_stock(
+        rows.models,
+        rows.origin,
+        filter_wise=_scope(method, "tensor", "row") == "row",
+        names=rows.keys,
+        out=rows.out,
+        backend=rows.backend,
+    )
 
 
 @apply.register
@@ -311,8 +328,22 @@ def _(method: methods.Registered, rows: Rows, counting: bool) -> None:
                 f"the method {method.name!r} returned {came} for {key!r}, expected a tensor of shape "
                 f"{tuple(target.shape)}."
             )
-        with torch.no_grad():
-            target.copy_(result)
+        if result.is_complex() and not target.is_complex():
+            raise InputError(
+                f"the method {method.name!r} returned {result.dtype} for {key!r}, which is {target.dtype}, expected "
+                "real numbers."
+            )
+        assign(target, result)
+
+
+@torch.no_grad()
+def assign(target: Tensor, value: Tensor) -> None:
+    """Copy ``value``, rounded once: ``copy_`` would round float64 to 16 bits twice."""
+    narrows = value.dtype != target.dtype and value.is_complex() == target.is_complex()
+    if narrows and {value.dtype, target.dtype} <= set(ops.DTYPES):
+        ops.weighted_sum([value.to(target.device)], [1.0], out=target)
+    else:
+        target.copy_(value)
 
 
 def _average_others(rows: Rows, written: Collection[str]) -> None:

@@ -60,10 +60,14 @@ def read_model(source: Source, name: str) -> Model:
         name: what error messages call it.
 
     Raises:
-        InputError: the source is none of these, or an entry is not a plain dense tensor (a DTensor, for instance).
+        InputError: the source is none of these, a key is not a string, or an entry is not a plain dense tensor (a
+            DTensor, for instance).
         FileError: the file is missing or not a safetensors file.
     """
     state, name = read_state(source, name)
+    for key in state:
+        if not isinstance(key, str):
+            raise InputError(f"{name} has the key {key!r}, a {type(key).__name__}, expected names of tensors.")
     canonical = canonical_keys(state)
     tensors = {canonical[key]: plain_tensor(value, key, name) for key, value in state.items()}
     first = next(iter(canonical), "")

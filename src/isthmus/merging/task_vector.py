@@ -7,7 +7,7 @@ import itertools
 import json
 import math
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import NamedTuple
 
 import torch
@@ -140,12 +140,18 @@ class TaskVector:
             raise InputError("a task vector cannot be divided by 0.")
         return self._scaled(lambda coefficient: coefficient / divisor, f"divided by {divisor}")
 
+    def __iter__(self) -> Iterator[str]:
+        merged = set(self.keys)
+        return (key for key, first in self._entries.first.items() if first in merged)
+
+    def __contains__(self, key: object) -> bool:
+        return key in set(self)
+
     def __getitem__(self, key: str) -> Tensor:
         """The tensor of a key, computed now; a ``KeyError`` for a key that has none."""
-        first = self._entries.first[key]
-        if first not in self.keys:
+        if key not in self:
             raise KeyError(key)
-        return self._compute(first)
+        return self._compute(self._entries.first[key])
 
     def state_dict(self) -> dict[str, Tensor]:
         """All tensors, computed now, by canonical key; tied keys have one tensor."""
