@@ -99,6 +99,14 @@ def test_files_ties_dtypes_and_rules(tmp_path):
     assert report.backend == isthmus.ops.choose_backend("auto", torch.device("cpu"))
 
 
+def test_options_are_those_that_were_used():
+    base, model = {"w": torch.zeros(2)}, {"w": torch.ones(2)}
+    for normalize, merge_func, divisor in ((True, "mean", "weight"), (False, "sum", "count"), (None, "mean", "count")):
+        _, report = isthmus.merge([model], base=base, method="ties", density=1, normalize=normalize, return_report=True)
+        options = report.options
+        assert (options["normalize"], options["merge_func"], options["divisor"]) == (normalize, merge_func, divisor)
+
+
 def test_options_of_any_kind_are_written(tmp_path):
     models = [{"w": torch.ones(1, 2)}, {"w": torch.zeros(1, 2)}]
     _, report = isthmus.merge(

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from isthmus import ops
 from isthmus.flat import FlatState
-from isthmus.methods import Method
+from isthmus.methods import Consensus, Method
 
 from .entries import Entries
 from .rules import Counts, Rows
@@ -194,6 +194,9 @@ def make_report(
     """
     from isthmus import __version__
 
+    options = method.options()
+    if isinstance(method, Consensus):  # normalize= has the last word on others
+        options |= {name: value for name, value in method.consensus_options().items() if name in options}
     sources = [model for model in (base, *models) if model is not None]
     aliases: dict[str, list[str]] = {key: [] for key in entries.rules}
     for key, first in entries.first.items():
@@ -221,7 +224,7 @@ def make_report(
     return MergeReport(
         method=method.name,
         preset=preset,
-        options={name: _plain(value) for name, value in method.options().items()},
+        options={name: _plain(value) for name, value in options.items()},
         models=[model.name for model in models],
         base=None if base is None else base.name,
         backend=backend,
