@@ -81,6 +81,19 @@ def test_linear_has_gradients(backend, normalize):
     )
 
 
+@pytest.mark.parametrize("normalize", [True, False])
+def test_linear_with_gradients_is_linear_without(backend, normalize):
+    a, b = [tensor(0.0, 1.0), tensor(0.5)], [tensor(4.0, 3.0), tensor(4.0)]
+    for numbers in (tensor([1.0, 0.7], [3.0, 0.1]), tensor(0.3, 0.9)):
+        expected = ops.linear([a, b], numbers, normalize=normalize, backend=backend)
+        weights = numbers.clone().requires_grad_()
+        result = ops.linear([a, b], weights, normalize=normalize, backend=backend)
+        assert all(x.requires_grad and torch.equal(x, y) for x, y in zip(result, expected, strict=True))
+    assert ops.linear([[], []], [0.3, 0.7], normalize=normalize, backend=backend) == []
+    one = torch.tensor(0.3, requires_grad=True)
+    assert ops.linear(iter([a[0], b[0]]), one, backend=backend).tolist() == [2.0, 2.0]
+
+
 # --- nearswap ---------------------------------------------------------------------------------------------------------
 
 

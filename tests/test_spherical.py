@@ -474,6 +474,16 @@ def test_gradients_are_refused_rather_than_lost(rule):
         assert not call(rule, a, b).requires_grad
 
 
+def test_gradients_of_factors_are_refused_rather_than_lost():
+    a, b = torch.ones(3), torch.arange(3.0)
+    with pytest.raises(InputError, match="t requires a gradient, which would be lost"):
+        ops.slerp(a, b, torch.tensor(0.3, requires_grad=True))
+    with pytest.raises(InputError, match="weights requires a gradient, which would be lost"):
+        ops.karcher([a, b], torch.tensor([0.3, 0.7], requires_grad=True))
+    with torch.no_grad():
+        ops.slerp(a, b, torch.tensor([0.3], requires_grad=True))
+
+
 @pytest.mark.parametrize("rule", RULES)
 def test_no_tensors_give_no_tensors(backend, rule):
     assert call(rule, [], [], base=[], backend=backend) == []

@@ -61,8 +61,8 @@ def per_tensor(
     value: float | Sequence[float] | Tensor, name: str, rows: int, *, low: float = -math.inf, high: float = math.inf
 ) -> list[float]:
     """A number, or one for each tensor, as one for each."""
-    numbers = value.tolist() if isinstance(value, Tensor) else value
-    entries = [numbers] if isinstance(numbers, Sequence) else numbers
+    single = isinstance(value, Sequence) or getattr(value, "ndim", 0) > 0
+    entries: Any = [value] if single else value
     return [row[0] for row in per_model(entries, name, rows, 1, low=low, high=high)]
 
 

@@ -41,6 +41,7 @@ def factor(weight: float | Tensor) -> float:
     """A factor as a finite Python float."""
     if isinstance(weight, Tensor):
         _check_one_element(weight)
+        _refuse_to_lose_gradient(weight, "the weight")
         weight = weight.item()
     if torch.compiler.is_compiling():  # a number without a value yet
         return weight
@@ -61,6 +62,14 @@ def factor_tensor(weight: float | Tensor) -> Tensor:
 def _check_one_element(weight: Tensor) -> None:
     if weight.numel() != 1:
         raise InputError(f"weight is a tensor of shape {tuple(weight.shape)}, expected one element.")
+
+
+def _refuse_to_lose_gradient(value: Tensor, name: str) -> None:
+    if value.requires_grad and torch.is_grad_enabled():
+        raise InputError(
+            f"{name} requires a gradient, which would be lost. Pass weights as one tensor (torch.stack) to a rule that "
+            "records gradients; anything else with detach(), or under torch.no_grad()."
+        )
 
 
 def models_of(tensors: object, what: str) -> tuple[list[list[Tensor]], list[str], bool]:
@@ -87,14 +96,14 @@ def per_model(
     value: Any, name: str, rows: int, models: int, *, low: float = -math.inf, high: float = math.inf
 ) -> list[list[float]]:
     """A number, one number per model, or per model one per tensor, as a finite number for each row and model."""
-    value = _plain(value)
+    value = _plain(value, name)
     if isinstance(value, int | float):
         return [[_number(value, name, low, high)] * models] * rows
     if not isinstance(value, Sequence) or isinstance(value, str) or len(value) != models:
         sequence = isinstance(value, Sequence) and not isinstance(value, str)
         came = f"has {len(value)} entries" if sequence else f"is a {type(value).__name__}"
         raise InputError(f"{name} {came}, expected a number or a list of {models} entries, one for each model.")
-    entries = [_plain(entry) for entry in value]
+    entries = [_plain(entry, name) for entry in value]
     if not any(isinstance(entry, Sequence) for entry in entries):
         return [[_number(entry, name, low, high) for entry in entries]] * rows
     lists = [list(entry) if isinstance(entry, Sequence) else [entry] * rows for entry in entries]
@@ -104,8 +113,10 @@ def per_model(
     return [[_number(entry, name, low, high) for entry in row] for row in zip(*lists, strict=True)]
 
 
-def _plain(value: Any) -> Any:
+def _plain(value: Any, name: str) -> Any:
     """A tensor or an array as lists of numbers."""
+    if isinstance(value, Tensor):
+        _refuse_to_lose_gradient(value, name)
     return value.tolist() if hasattr(value, "tolist") else value
 
 
@@ -218,8 +229,9 @@ def _is_same(x: Tensor, y: Tensor) -> bool:
 
 
 def any_requires_grad(factor: object, columns: Sequence[list[Tensor]], table: Any) -> bool:
-    """Whether a gradient is asked for, of the factor or weights or of any tensor; ``table`` knows it of its own."""
-    if isinstance(factor, Tensor) and factor.requires_grad:
+    """Whether a gradient is asked for, of a factor or weight or of any tensor; ``table`` knows it of its own."""
+    factors = factor if type(factor) is list else (factor,)
+    if any(isinstance(each, Tensor) and each.requires_grad for each in factors):
         return True
     if table is not None:
         return bool(table.requires_grad)

@@ -49,14 +49,18 @@ def linear(
             devices or dtypes cannot be combined.
         BackendError: the backend is not available here.
     """
-    columns, _, _ = models_of(tensors, "linear")
-    models, target = cast("Any", tensors), cast("Any", out)
-    table = per_model(weights, "weights", len(columns[0]), len(columns))
+    columns, _, single = models_of(tensors, "linear")
+    models: Any = [model[0] for model in columns] if single else columns
+    target = cast("Any", out)
+    numbers = weights.detach() if isinstance(weights, Tensor) else weights
+    table = per_model(numbers, "weights", len(columns[0]), len(columns))
     if normalize:
         table = [spherical.normalised(row) for row in table]
-    shares: Any = [list(numbers) for numbers in zip(*table, strict=True)]
+    shares: Any = [[row[model] for row in table] for model in range(len(columns))]
     if isinstance(weights, Tensor) and weights.requires_grad:
-        shares = weights / weights.sum() if normalize else weights
+        shares = weights.double().expand(len(columns)) if weights.dim() == 0 else weights.double()
+        if normalize:
+            shares = shares / shares.sum(0)
     if not normalize or len(columns) == 1:
         result = weighted_sum(models, shares, out=target, backend=backend)
     else:
