@@ -504,6 +504,54 @@ def test_bits_of_outputs_that_bypass_the_caches(compiled, threads, dtype):
     check(("caches", dtype), models[1:], models[0], compiled, **options)
 
 
+@pytest.mark.parametrize("models", [3, 10])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("sign", [1, -1])
+def test_a_majority_in_place_is_that_of_the_inputs(compiled, threads, sign, dtype, models):
+    columns = [sign * contested(200_003, dtype, seed=k).add(0.5 * (k == 1)) for k in range(models + 1)]
+    options = {"density": 0.6, "ties": "exact", "backend": compiled, "stats": True}
+    expected, counts = ops.consensus(columns[1:], base=columns[0], **options)
+    assert counts.cancelled.item() > 1000
+    assert (counts.positive > counts.negative).item() == (sign > 0)
+    for target in (0, 1, models):
+        inputs = [x.clone() for x in columns]
+        got, again = ops.consensus(inputs[1:], base=inputs[0], out=inputs[target], **options)
+        assert got is inputs[target]
+        assert same_bits(got, expected)
+        assert all(torch.equal(x, y) for x, y in zip(counts, again, strict=True))
+        assert all(same_bits(x, y) for k, (x, y) in enumerate(zip(inputs, columns, strict=True)) if k != target)
+
+
+@pytest.mark.parametrize("ties", ["exact", "inclusive"])
+def test_bits_of_a_model_whose_tensors_differ_in_dtype(compiled, threads, ties):
+    # One threshold for all: that of a float64 tensor lies between two float32 values.
+    dtypes = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+    columns = [
+        [contested(70_001, dtype, seed=10 * k + row).mul(1 + 2.0**-8 * row) for row, dtype in enumerate(dtypes)]
+        for k in range(3)
+    ]
+    for column in columns:
+        column[1] += torch.linspace(0, 2.0**-30, 70_001, dtype=torch.float64)
+    for density in (0.1, 0.3, 0.35):
+        everything = {name: values[0] for name, values in CHOICES.items()}
+        everything |= {"density": density, "ties": ties, "weights": [1.0, 0.5]}
+        check(("tensors of dtypes",), columns[1:], columns[0], compiled, **everything)
+        check(("deltas of dtypes",), columns[1:], None, compiled, **everything)
+
+
+@pytest.mark.parametrize("scope", ["row", "tensor"])
+def test_bits_of_many_short_rows(compiled, threads, scope):
+    columns = [
+        [contested(210_000, torch.float32, seed=k).view(-1, 3), contested(64, torch.float32, seed=k).view(2, 32)]
+        for k in range(3)
+    ]
+    everything = {name: values[0] for name, values in CHOICES.items()}
+    everything |= {"density": 0.4, "scope": scope, "weights": [1.0, 0.5]}
+    check(("short rows",), columns[1:], columns[0], compiled, **everything)
+    everything |= {"sparsify": "outliers", "rescale": "l1"}
+    check(("short rows", "outliers"), columns[1:], columns[0], compiled, **everything)
+
+
 @pytest.mark.parametrize("scope", ["global", "tensor"])
 @pytest.mark.parametrize("ties", ["exact", "inclusive"])
 @pytest.mark.parametrize("dtype", FLOATS)
@@ -583,6 +631,7 @@ ONES = torch.ones(3)
         (lambda: ops.consensus([ONES], [1.0, 2.0]), "weights has 2 entries, expected a number or a list of 1"),
         (lambda: ops.consensus([ONES], float("nan")), "weights is nan, expected a finite number"),
         (lambda: ops.consensus([ONES], [None]), "weights holds a NoneType, expected numbers"),
+        (lambda: ops.consensus([ONES], [ONES[0].clone().requires_grad_()]), "weights requires a gradient, which would"),
         (lambda: ops.consensus([ONES], torch.tensor([float("inf")])), r"weights is \[inf\]"),
         (lambda: ops.consensus([ONES], torch.ones(2)), r"weights is a tensor of shape \(2,\)"),
         (lambda: ops.consensus([[ONES, ONES]], [[1.0]]), r"weights\[0\] has 1 entries, expected 2"),

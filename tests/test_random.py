@@ -197,10 +197,20 @@ ONES = torch.ones(3)
         ({"sparsify": "random", "names": ["a", "b"]}, "names has 2 entries, expected 1"),
         ({"sparsify": "random", "names": "a", "seed": -1}, "seed is -1"),
         ({"sparsify": "random", "names": "a", "seed": 1 << 64}, "seed is 18446744073709551616"),
+        ({"sparsify": "random", "names": "a", "seed": 0.5}, "seed is 0.5, expected an integer"),
         ({"sparsify": "random", "names": "a", "starts": -1}, "starts is -1"),
         ({"sparsify": "random", "names": "a", "starts": [0, 1]}, "starts is"),
         ({"sparsify": "magnitude_random", "names": "a", "epsilon": 0.5}, "choose epsilon below 0.5"),
         ({"sparsify": "magnitude_random", "names": "a", "epsilon": -0.1}, "epsilon is -0.1"),
+        (  # p + ε is below 1, but (p - ε) + 2ε is 1
+            {
+                "density": 0.8861795808260082,
+                "sparsify": "magnitude_random",
+                "names": "a",
+                "epsilon": 0.11382041917399169,
+            },
+            r"leave \(0, 1\)",
+        ),
         ({"sparsify": "random", "names": "a", "density": 1.5}, "density is 1.5, expected a number from 0 to 1"),
     ],
 )

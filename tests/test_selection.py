@@ -112,6 +112,13 @@ def test_rows_of_vectors_and_scalars(backend):
     assert found.kept.tolist() == [[1], [0], [1], [1]]
 
 
+def test_rows_of_nothing_and_no_densities(backend):
+    found = ops.thresholds([[torch.empty(0, 5), torch.empty(3, 0)]], 0.5, scope="row", backend=backend)
+    assert found.kept.shape == (0, 1)
+    assert ops.consensus([torch.empty(0, 5)], density=0.5, scope="row", backend=backend).shape == (0, 5)
+    assert ops.thresholds([torch.ones(3)], densities=[], backend=backend) == []
+
+
 def test_densities_of_each_model_and_tensor(backend):
     x, y = torch.arange(1.0, 11.0), torch.arange(1.0, 21.0)
     found = ops.thresholds([[x, y], [x, y]], [[0.5, 0.1], 0.2], scope="tensor", ties="exact", backend=backend)
@@ -225,7 +232,7 @@ def adversarial(name, numel, dtype):
             x = torch.where(torch.arange(numel) % 10 == 0, 1.0, 0.5).double()
         case "awkward":
             return finite(numel, dtype, seed=11)
-    return x.to(dtype)
+    return x.double().clamp(info.min, info.max).to(dtype)
 
 
 ADVERSARIAL = [
@@ -325,6 +332,99 @@ def test_seventeen_million_entries(backend):
     assert y.count_nonzero().item() == 1_700_000
 
 
+# --- where the sample of a compiled backend misleads, or memory for its brackets is short -----------------------------
+
+
+def by_sorting(x, ranks, *, exact):
+    """What selection finds for each rank from 1 to n - 1: value, index, how many are above and how many equal."""
+    order = x.double().abs().argsort(descending=True, stable=True)
+    falling = -x.double().abs()[order]
+    value = falling[ranks - 1]
+    above, through = (torch.searchsorted(falling, value, right=right) for right in (False, True))
+    last = torch.where(through > ranks, order[ranks - 1] + 1, NO_INDEX)
+    return -value, last if exact else torch.full_like(last, NO_INDEX), above, through - above
+
+
+def check_by_sorting(models, ranks, backend, *, exact=(True, False)):
+    ranks = torch.as_tensor(ranks).expand(1, len(models), -1)
+    for each in exact:
+        columns = [[x] for x in models]
+        got = _dispatch.select(
+            columns, based=False, groups=Groups(True, None), ranks=ranks, exact=each, backend=backend
+        )
+        assert got.nonfinite is None
+        for k, x in enumerate(models):
+            value, index, above, equal = by_sorting(x, ranks[0, k], exact=each)
+            assert torch.equal(torch.stack([cut.value[0, k] for cut in got.cuts]), value)
+            assert torch.equal(torch.stack([cut.index[0, k] for cut in got.cuts]), index)
+            assert torch.equal(got.above[0, k], above)
+            assert torch.equal(got.equal[0, k], equal)
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("name", ADVERSARIAL)
+def test_adversarial_data_large_enough_to_be_sampled(compiled, name, dtype):
+    n = 300_007
+    x = adversarial(name, n, dtype)
+    check_by_sorting([x], [1, 2, n // 100, n // 5, n // 2, 99 * n // 100, n - 1], compiled)
+
+
+@pytest.mark.parametrize("period", [64, 128, 256, 512, 2048])
+@pytest.mark.parametrize("share", [2, 4])
+def test_blocks_that_fool_a_sample_of_runs(compiled, period, share):
+    # The entries of a run are all large or all small, so that a sample is worth far less than its size: at some of the
+    # phases, about every tenth, the rank lies above or below where the sample has it.
+    n = 100_003
+    noise = torch.rand(n, generator=torch.Generator().manual_seed(3)).mul(4096).round().div(4096)
+    place = torch.arange(n)
+    for phase in range(0, period, period // 16):
+        x = torch.where((place + phase) % period < period // share, 2 + noise, noise)
+        k = int((x >= 2).sum())
+        check_by_sorting([x], [k - 5, k, k + 5], compiled, exact=(True,))
+
+
+def neighbours(numel, dtype):
+    """Magnitudes within few units in the last place, of which many are equal."""
+    steps = torch.randint(0, 1 << 18, (numel,), generator=torch.Generator().manual_seed(1)).double()
+    return (1 + (steps * torch.finfo(dtype).eps).clamp(max=0.9)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("make", ["neighbours", "awkward", "many zeros", "a sixth at the threshold"])
+def test_more_ranks_than_memory_for_their_brackets(compiled, make, dtype):
+    # Each of 400 ranks may keep 20 000 candidates, fewer than there are: all are found by counting in finer ranges.
+    n = 30_011
+    x = neighbours(n, dtype) if make == "neighbours" else adversarial(make, n, dtype)
+    check_by_sorting([x], torch.arange(1, n, 75)[:400], compiled)
+
+
+def test_more_ranks_of_several_models_than_memory_for_their_brackets(compiled):
+    n = 30_011
+    models = [neighbours(n, torch.float32), *(finite(n, torch.float32, seed=k) for k in range(2))]
+    check_by_sorting(models, torch.arange(7, n, 240), compiled)
+
+
+def test_sorted_data_whose_candidates_all_lie_with_one_thread(compiled, threads):
+    n = 300_007
+    x = torch.arange(n).div(3).floor()  # threes of equals, exact as float32
+    check_by_sorting([x], torch.arange(1, n, 751)[:400], compiled)
+
+
+def test_long_and_short_rows(compiled, threads):
+    shapes = [(3, 100_003), (1000, 7), (5, 0), (70_001,), (2, 2, 4096)]
+    columns = [
+        [finite(torch.Size(shape).numel(), torch.float32, seed=10 * k + len(shape)).view(shape) for shape in shapes]
+        for k in range(3)
+    ]
+    lengths = [100_003, 7, 1, 70_001, 4096]
+    counts = [3, 1000, 0, 1, 4]
+    ranks = torch.cat(
+        [torch.tensor([[n // 5, n // 2 + 1]] * 2).expand(count, 2, 2) for n, count in zip(lengths, counts, strict=True)]
+    )
+    for exact in (True, False):
+        compare(columns, based=True, groups=Groups(False, lengths), ranks=ranks, exact=exact, backend=compiled)
+
+
 # --- bad input --------------------------------------------------------------------------------------------------------
 
 
@@ -367,6 +467,9 @@ ONES = torch.ones(4)
         (lambda: ops.thresholds([ONES], 0.5, gamma=-0.1), "gamma is -0.1"),
         (lambda: ops.thresholds([ONES], 0.5, scope="layer"), "scope='layer' is not known; the values are 'global'"),
         (lambda: ops.thresholds([ONES], 0.5, ties="all"), "ties='all' is not known"),
+        (lambda: ops.thresholds([ONES], 0.5, min_kept=-1), "min_kept is -1, expected an integer of at least 0"),
+        (lambda: ops.thresholds([ONES], 0.5, min_kept=2.5), "min_kept is 2.5"),
+        (lambda: ops.thresholds([ONES], ONES[0].clone().requires_grad_()), "density requires a gradient"),
         (lambda: ops.thresholds([[ONES, ONES]], [[0.5, 0.4]]), "scope='tensor' or 'row'"),
         (lambda: ops.thresholds([[ONES, ONES]], 0.5, gamma=[[0.5, 0.4]]), "gamma differs from tensor to tensor"),
         (lambda: ops.thresholds([[ONES, ONES]], [[0.5]], scope="tensor"), r"density\[0\] has 1 entries, expected 2"),

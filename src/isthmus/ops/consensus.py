@@ -251,8 +251,8 @@ def consensus(
             raise InputError(f"thresholds= trims by magnitude and sparsify={sparsify!r} by chance; leave one away.")
         if given_names is None:
             raise InputError("random masks depend on the tensors' names; pass names=, one for each tensor of a model.")
-        if not 0 <= seed < _SEEDS:
-            raise InputError(f"seed is {seed}, expected an integer from 0 to 2**64 - 1.")
+        if not (hasattr(seed, "__index__") and 0 <= seed < _SEEDS):
+            raise InputError(f"seed is {seed!r}, expected an integer from 0 to 2**64 - 1.")
         if trims and rows:
             epsilons = None
             if sparsify == "magnitude_random":
@@ -353,7 +353,7 @@ def _epsilons(epsilon: list[list[float]], densities: list[list[float]], names: l
     """Half of the range of probabilities, 0 where everything is kept or dropped."""
     for name, ps, spreads in zip(names, densities, epsilon, strict=True):
         for p, spread in zip(ps, spreads, strict=True):
-            if 0 < p < 1 and not (p - spread > 0 and p + spread < 1):
+            if 0 < p < 1 and not (p - spread > 0 and p - spread + 2 * spread < 1):  # rounded as for the largest entry
                 raise InputError(
                     f"density {p} with epsilon {spread} of {name!r} makes probabilities that leave (0, 1); "
                     f"choose epsilon below {min(p, 1 - p)}."

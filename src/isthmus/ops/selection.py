@@ -161,6 +161,8 @@ def find(
 ) -> list[Thresholds]:
     """The thresholds for each of ``densities``, from validated arguments; see ``thresholds``."""
     refuse_complex(columns[0], names)
+    if not (hasattr(min_kept, "__index__") and min_kept >= 0):
+        raise InputError(f"min_kept is {min_kept!r}, expected an integer of at least 0.")
     models = len(columns) - based
     lengths = row_lengths(columns[0]) if scope == "row" else None
     sizes = [(x.numel(), 1) for x in columns[0]]  # of the groups of each row: their length and number
@@ -184,7 +186,7 @@ def find(
             pairs = [_ranks(density[row][model], outliers, n, min_kept, exact) for density in densities]
             entry.append([rank for pair in pairs for rank in pair[:step]])
         ranks += [entry] * count
-    wanted = torch.tensor(ranks, dtype=torch.int64).view(len(ranks), models, -1)
+    wanted = torch.tensor(ranks, dtype=torch.int64).view(len(ranks), models, step * len(densities))
     selected = ranked(
         columns, based, Groups(scope == "global", lengths), wanted, exact, names=names, backend=backend, table=table
     )

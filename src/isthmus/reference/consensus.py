@@ -294,7 +294,7 @@ def _density(plan: Plan, random: Random, index: int, model: int, tau: Tensor) ->
     # Reversed, a stable sort puts the later of equal ones first.
     order = tau.detach().abs().view(-1, length).flip(1).argsort(dim=1, stable=True)
     rank = order.argsort(dim=1).flip(1).double().view(-1)
-    return (density - epsilon) + (2 * epsilon * rank) / (length - 1)
+    return (density - epsilon) + (2 * epsilon * rank) / torch.full_like(epsilon, length - 1)
 
 
 def _vote(plan: Plan, index: int, scaled: list[Tensor], kept: list[Tensor]) -> _Vote:
