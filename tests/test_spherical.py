@@ -432,6 +432,18 @@ def test_rows_of_any_strides(backend, strided):
     assert same_bits(target, expected)
 
 
+def test_rows_are_written_some_at_a_time(backend, monkeypatch):
+    shapes = [(7, 5), (0, 3), (4,), (2, 3, 5)]
+    a, b, base = ([normal(*shape, seed=k) for shape in shapes] for k in range(3))
+    b[0][3] = a[0][3]  # a linear interpolation among the arcs
+    for options in ({}, {"base": base}):
+        expected = ops.nuslerp([a, b], [1.0, 2.0], row_wise=True, backend=backend, **options)
+        with monkeypatch.context() as patch:
+            patch.setattr("isthmus.ops.spherical._ROWS", 2)
+            result = ops.nuslerp([a, b], [1.0, 2.0], row_wise=True, backend=backend, **options)
+        assert all(same_bits(x, y) for x, y in zip(result, expected, strict=True))
+
+
 def test_mixed_dtypes_take_the_type_of_the_first_or_of_the_base(backend):
     a, b = tensor(1.0, 0.0, dtype=torch.bfloat16), tensor(0.0, 1.0)
     assert ops.slerp(a, b, 0.5, backend=backend).dtype == torch.bfloat16

@@ -28,6 +28,7 @@ from ._validate import column, models_of, per_model
 from .selection import row_lengths
 
 Weights = Sequence[float] | Sequence[Sequence[float]] | Tensor
+_ROWS = 1 << 13  # written at once where rows are vectors: each is a tensor for a while
 
 
 def gram(
@@ -335,7 +336,7 @@ def _merge(
     grams = _dispatch.gram(columns, based=based, lengths=lengths, backend=backend, table=table)
     vectors = [1] * len(names)
     if lengths is not None:
-        vectors = [len(_rows(x, n)) for x, n in zip(columns[0], lengths, strict=True)]
+        vectors = [x.numel() // n for x, n in zip(columns[0], lengths, strict=True)]
     owners = [row for row, number in enumerate(vectors) for _ in range(number)]
     labels = [f"{label} less the base" for label in labels[1:]] if based else labels
     _refuse_nonfinite(rule, grams, labels, [names[row] for row in owners])
@@ -376,10 +377,6 @@ def _real(tensor: Tensor) -> Tensor:
     return torch.view_as_real(tensor.detach().resolve_conj()) if tensor.is_complex() else tensor
 
 
-def _rows(tensor: Tensor, length: int) -> tuple[Tensor, ...]:
-    return tensor.reshape(-1, length).unbind()
-
-
 def _write(
     columns: list[list[Tensor]],
     based: bool,
@@ -388,16 +385,31 @@ def _write(
     lengths: list[int] | None,
     backend: str,
 ) -> None:
-    """Write the combinations to ``results``, those of one kind in one call."""
-    late: list[tuple[Tensor, Tensor]] = []
-    if lengths is not None:
-        dense = [
-            x if x.is_contiguous() else torch.empty_like(x, memory_format=torch.contiguous_format) for x in results
-        ]
-        late = [(x, y) for x, y in zip(results, dense, strict=True) if x is not y]
-        columns = [[piece for x, n in zip(part, lengths, strict=True) for piece in _rows(x, n)] for part in columns]
-        results = [piece for x, n in zip(dense, lengths, strict=True) for piece in _rows(x, n)]
+    """Write the combinations to ``results``: of whole tensors, or of their rows, some of a tensor at a time."""
+    if lengths is None:
+        return _write_vectors(columns, based, combinations, results, backend)
+    first = 0
+    for place, (target, length) in enumerate(zip(results, lengths, strict=True)):
+        dense = target
+        if not target.is_contiguous():
+            dense = torch.empty_like(target, memory_format=torch.contiguous_format)
+        parts = [column[place].reshape(-1, length).split(_ROWS) for column in columns]
+        for out, *pieces in zip(dense.view(-1, length).split(_ROWS), *parts, strict=True):
+            vectors = [list(piece.unbind()) for piece in pieces]
+            _write_vectors(vectors, based, combinations[first : first + len(out)], list(out.unbind()), backend)
+            first += len(out)
+        if dense is not target:
+            target.copy_(dense)
 
+
+def _write_vectors(
+    columns: list[list[Tensor]],
+    based: bool,
+    combinations: list[Combination],
+    results: list[Tensor],
+    backend: str,
+) -> None:
+    """Write the combinations to ``results``, those of one kind in one call."""
     copies: dict[int, int] = {}
     lines, sums = [], []
     for row, (coefficients, linear) in enumerate(combinations):
@@ -426,8 +438,6 @@ def _write(
             _dispatch.consensus(chosen, plan_without_vote(weights), out=out, backend=backend, table=table)
         else:
             _dispatch.weighted_sum(chosen, weights, out=out, backend=backend, table=table)
-    for target, result in late:
-        target.copy_(result)
 
 
 def _copied(coefficients: Sequence[float], based: bool) -> int | None:
