@@ -353,7 +353,8 @@ def _epsilons(epsilon: list[list[float]], densities: list[list[float]], names: l
     """Half of the range of probabilities, 0 where everything is kept or dropped."""
     for name, ps, spreads in zip(names, densities, epsilon, strict=True):
         for p, spread in zip(ps, spreads, strict=True):
-            if 0 < p < 1 and not (p - spread > 0 and p - spread + 2 * spread < 1):  # rounded as for the largest entry
+            largest = p - spread + 2 * spread * (1 + 2**-51)  # no less than what rounding makes of it in any row
+            if 0 < p < 1 and not (p - spread > 0 and largest < 1):
                 raise InputError(
                     f"density {p} with epsilon {spread} of {name!r} makes probabilities that leave (0, 1); "
                     f"choose epsilon below {min(p, 1 - p)}."
