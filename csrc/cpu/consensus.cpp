@@ -8,24 +8,12 @@ namespace isthmus::cpu {
 
 namespace {
 
-struct Revision {
-    std::size_t row;
-    std::int64_t begin, end;
-};
-
 // What one thread counts, in all rows.
 struct Counts {
     std::vector<Tally> rows;
     std::vector<std::int64_t> kept;
     std::vector<Revision> to_revise;
 };
-
-bool in_place(const Table& table) {
-    for (std::size_t r = 0; r < table.rows(); ++r)
-        for (const Operand* x = table.row(r); x != table.row(r + 1); ++x)
-            if (x->address == table.outputs[r].address) return true;
-    return false;
-}
 
 }  // namespace
 
@@ -35,6 +23,10 @@ Stats consensus(const Table& table, const Plan& given, bool wanted, int threads)
     const std::vector<std::int64_t> first_group = first_groups(table, plan.lengths);
     plan.first_group = first_group.data();
     const std::size_t rows = table.rows(), models = table.width - plan.based;
+    // A group is ranked as a whole where it is first met: other threads must not have written to it, and meeting it
+    // again for a revision would rank it again.
+    const bool ranked = plan.random.epsilon != nullptr;
+    if (ranked && in_place(table)) threads = 1;
     const bool majority = plan.vote != Vote::none && plan.zero_sign == ZeroSign::majority;
 
     std::vector<Counts> counts(std::max(threads, 1));
@@ -47,10 +39,8 @@ Stats consensus(const Table& table, const Plan& given, bool wanted, int threads)
             Counts& c = counts[thread];
             Tally& tally = c.rows[r];
             if (note_kept) tally.kept = &c.kept[r * models];
-            std::vector<std::pair<std::int64_t, std::int64_t>> cancelled;
-            if (majority) tally.to_revise = &cancelled;
+            if (majority) tally.to_revise = &c.to_revise;
             loop(range, plan, r, zero, tally);
-            for (const auto& [begin, end] : cancelled) c.to_revise.push_back({r, begin, end});
         });
     };
     // Whether cancelled votes of each row are negative: a majority of nothing counts as negative.
@@ -71,27 +61,26 @@ Stats consensus(const Table& table, const Plan& given, bool wanted, int threads)
     const int sign = plan.zero_sign == ZeroSign::zero ? 0 : plan.zero_sign == ZeroSign::negative ? -1 : 1;
     if (!majority) {
         sweep(table, sign, wanted);
-    } else if (!in_place(table)) {
+    } else if (!in_place(table) && !ranked) {
         sweep(table, 1, wanted);  // as if cancelled votes were positive
         const std::vector<char> negative = negative_rows();
-        std::vector<Revision> revisions;
-        for (Counts& c : counts)
-            for (const Revision& v : c.to_revise)
-                if (negative[v.row]) revisions.push_back(v);
-        if (!revisions.empty()) {
-            const int parts = useful_threads(revisions.size() * chunk * size_of(Dtype::f32) * table.width, threads);
+        std::size_t revisions = 0;
+        for (const Counts& c : counts) revisions += c.to_revise.size();
+        if (revisions > 0) {
+            const int parts = useful_threads(revisions * chunk * size_of(Dtype::f32) * table.width, threads);
             run_parallel(parts, [&](int k) {
-                const std::size_t from = revisions.size() * k / parts, to = revisions.size() * (k + 1) / parts;
-                for (std::size_t i = from; i < to; ++i) {
-                    const Revision& v = revisions[i];
-                    Tally ignored;
-                    loop(Range{table.row(v.row), table.width, table.outputs[v.row], v.begin, v.end, false}, plan, v.row,
-                         -1, ignored);
-                }
+                std::size_t i = 0;
+                for (const Counts& c : counts)
+                    for (const Revision& v : c.to_revise) {
+                        if (static_cast<int>(i++ % parts) != k || !negative[v.row]) continue;
+                        Tally ignored;
+                        loop(Range{table.row(v.row), table.width, table.outputs[v.row], v.begin, v.end, false}, plan,
+                             v.row, -1, ignored);
+                    }
             });
         }
     } else {
-        // The inputs will be gone when the majority is known, so it is counted first.
+        // The majority is counted first.
         Table unwritten = table;
         for (Operand& output : unwritten.outputs) output.address = 0;
         sweep(unwritten, 1, wanted);

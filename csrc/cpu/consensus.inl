@@ -1,79 +1,190 @@
-// The consensus of task vectors: trimmed, elected by sign, and merged into the base, chunk by chunk.
+// The consensus of task vectors: trimmed, elected by sign, and merged into the base.
 //
-// Included after tasks.inl.
+// Included after tasks.inl. The arithmetic of one entry is written once, at the top. The usual case, up to eight models
+// trimmed by magnitude, runs in one loop that keeps an entry in registers, so that memory is read while it computes;
+// everything else goes chunk by chunk through the first-level cache.
+
+// Add one model's survivor to the vote; `present` collects the bits of what voted.
+template <Vote V, class C>
+void elect(C& votes, Key<C>& present, C survivor, C weight) {
+    if constexpr (V == Vote::none) return;
+    const C term = V == Vote::weighted_total ? rules::scaled(weight, survivor) : survivor;
+    present |= magnitude(term);
+    // NaN has no sign: it stays what it is.
+    votes += V != Vote::frequency ? term : term > 0 ? C{1} : term < 0 ? C{-1} : term;
+}
 
 // The bits of the sign of a vote, `zero` being those of a vote that cancelled.
 template <class C>
-Key<C> elected(C vote, Key<C> zero) {
-    return vote == 0 ? zero : bit_cast<Key<C>>(vote) & ~highest<C>;
+Key<C> sign_of(C votes, Key<C> zero) {
+    return votes == 0 ? zero : bit_cast<Key<C>>(votes) & ~highest<C>;
 }
 
-// votes += the signs, or the scaled values, of the task vectors; `present` collects the bits of what voted.
-template <bool Frequency, class C, std::size_t... K>
-void vote(C* votes, Key<C>* present, C* const* t, const C* scale, std::int64_t n, std::index_sequence<K...>) {
+// Fold one model's survivor into the merge where it agrees with the elected sign, or where it is not zero.
+template <Vote V, MergeFunc Func, class C>
+void fold(C& merged, C& divisor, Key<C> sign, C survivor, C weight, C share) {
+    const C term = rules::scaled(weight, survivor);
+    const C voting = V == Vote::weighted_total ? term : survivor;
+    const bool agree = V == Vote::none ? voting != 0 : bit_cast<C>(bit_cast<Key<C>>(voting) ^ sign) > 0;
+    if constexpr (Func == MergeFunc::max) {
+        const C candidate = V == Vote::none ? term : bit_cast<C>(magnitude(term) | sign);
+        merged = agree & (magnitude(term) > magnitude(merged)) ? candidate : merged;
+        return;
+    }
+    merged = agree ? merged + term : merged;
+    if constexpr (Func == MergeFunc::mean) divisor = agree ? divisor + share : divisor;
+}
+
+// Divide by the divisor, scale, and add to the base; `cancel` says that cancelled votes elect nothing.
+template <Vote V, MergeFunc Func, class C>
+C settled(C base, C merged, C divisor, C votes, bool cancel, C scaling) {
+    if constexpr (Func == MergeFunc::mean) merged = merged / (divisor == 0 ? C{1} : divisor);
+    if constexpr (V == Vote::none) return rules::applied(base, scaling, merged);
+    merged = cancel & (votes == 0) ? C{} : merged;
+    const C out = rules::applied(base, scaling, merged);
+    return votes != votes ? votes : out;
+}
+
+// What a consensus does to one row, as numbers of the type it computes in.
+template <class C>
+struct Numbers {
+    Numbers(const Plan& plan, std::size_t row, std::size_t models, int zero_sign)
+        : weights(models),
+          shares(models),
+          zero(zero_sign < 0 ? ~highest<C> : 0),
+          cancel(zero_sign == 0),
+          scaling(static_cast<C>(plan.scaling[row])) {
+        for (std::size_t k = 0; k < models; ++k) {
+            weights[k] = static_cast<C>(plan.weights[row * models + k]);
+            shares[k] = static_cast<C>(plan.divisors[row * models + k]);
+        }
+    }
+
+    std::vector<C> weights, shares;
+    Key<C> zero;
+    bool cancel;
+    C scaling;
+};
+
+struct Votes {
+    std::int32_t positive = 0, negative = 0, cancelled = 0;  // in one chunk
+
+    template <class C>
+    void count(C votes, Key<C> present) {
+        positive += votes > 0;
+        negative += votes < 0;
+        cancelled += (votes == 0) & (present != 0);
+    }
+
+    void add_to(Tally& tally, std::size_t row, std::int64_t begin, std::int64_t end) const {
+        tally.positive += positive;
+        tally.negative += negative;
+        tally.cancelled += cancelled;
+        if (tally.to_revise == nullptr || cancelled == 0) return;
+        // Neighbours are joined, but not into pieces too long to be shared out between threads.
+        constexpr std::int64_t longest = 64 * chunk;
+        if (!tally.to_revise->empty()) {
+            Revision& last = tally.to_revise->back();
+            if (last.row == row && last.end == begin && end - last.begin <= longest) {
+                last.end = end;
+                return;
+            }
+        }
+        tally.to_revise->push_back({row, begin, end});
+    }
+};
+
+// All of it in one loop: results are of the type S that inputs are read as.
+template <Vote V, MergeFunc Func, class S, class C, std::size_t... K>
+void fuse(S* result, const S* base, const S* const* x, const Trimming<C>& trimming, const Numbers<C>& numbers,
+          std::int64_t n, Votes& counted, std::index_sequence<K...>) {
+    const S* const in[] = {x[K]...};
+    const Key<C> low[] = {trimming.intervals[K].low...}, high[] = {trimming.intervals[K].high...};
+    const C r[] = {trimming.rescale[K]...}, w[] = {numbers.weights[K]...}, d[] = {numbers.shares[K]...};
+    const Key<C> zero = numbers.zero;
+    const bool cancel = numbers.cancel;
+    const C scaling = numbers.scaling;
+    Votes counts;
+#pragma GCC ivdep
+    for (std::int64_t i = 0; i < n; ++i) {
+        const C b = widen<C>(base[i]);
+        const auto consensus_of = [&](auto... t) {
+            C votes{}, merged{}, divisor{};
+            Key<C> present{};
+            (elect<V>(votes, present, t, w[K]), ...);
+            if constexpr (V != Vote::none) counts.count(votes, present);
+            const Key<C> sign = V == Vote::none ? 0 : sign_of(votes, zero);
+            (fold<V, Func>(merged, divisor, sign, t, w[K], d[K]), ...);
+            return settled<V, Func>(b, merged, divisor, votes, cancel, scaling);
+        };
+        narrow(result[i], consensus_of(task<true, true>(widen<C>(in[K][i]), b, low[K], high[K], r[K])...));
+    }
+    counted.positive += counts.positive;
+    counted.negative += counts.negative;
+    counted.cancelled += counts.cancelled;
+}
+
+// The same in steps, from and to the first-level cache, for any number of models.
+template <Vote V, class C, std::size_t... K>
+void elect_all(C* votes, Key<C>* present, C* const* t, const C* weight, std::int64_t n, std::index_sequence<K...>) {
     const C* const in[] = {t[K]...};
-    const C s[] = {scale[K]...};
+    const C w[] = {weight[K]...};
 #pragma GCC ivdep
     for (std::int64_t i = 0; i < n; ++i) {
         C sum = votes[i];
         Key<C> bits = present[i];
-        const auto add = [&](std::size_t k) {
-            const C term = rules::scaled(s[k], in[k][i]);
-            bits |= magnitude(term);
-            // NaN has no sign: it stays what it is.
-            if constexpr (Frequency)
-                sum += term > 0 ? C{1} : term < 0 ? C{-1} : term;
-            else
-                sum += term;
-        };
-        (add(K), ...);
+        (elect<V>(sum, bits, in[K][i], w[K]), ...);
         votes[i] = sum;
         present[i] = bits;
     }
 }
 
-// Fold the weighted task vectors that agree with the elected sign, or all of them, into `merged`, and what they add to
-// the divisor of a mean into `divisors`.
-template <bool Voted, MergeFunc Func, class C, std::size_t... K>
-void merge(C* merged, C* divisors, const C* votes, Key<C> zero, C* const* t, const C* scale, const C* weight,
-           const C* divisor, std::int64_t n, std::index_sequence<K...>) {
+template <Vote V, MergeFunc Func, class C, std::size_t... K>
+void fold_all(C* merged, C* divisors, const C* votes, Key<C> zero, C* const* t, const C* weight, const C* share,
+              std::int64_t n, std::index_sequence<K...>) {
     const C* const in[] = {t[K]...};
-    const C s[] = {scale[K]...}, w[] = {weight[K]...}, d[] = {divisor[K]...};
+    const C w[] = {weight[K]...}, d[] = {share[K]...};
 #pragma GCC ivdep
     for (std::int64_t i = 0; i < n; ++i) {
-        const Key<C> sign = Voted ? elected(votes[i], zero) : 0;
-        C sum = merged[i], count = Func == MergeFunc::mean ? divisors[i] : C{};
-        const auto add = [&](std::size_t k) {
-            const C voting = Voted ? bit_cast<C>(bit_cast<Key<C>>(rules::scaled(s[k], in[k][i])) ^ sign) : in[k][i];
-            const Key<C> agrees = -Key<C>(Voted ? voting > 0 : voting != 0);
-            const C term = rules::scaled(w[k], in[k][i]);
-            if constexpr (Func == MergeFunc::max) {
-                const C candidate = Voted ? bit_cast<C>(magnitude(term) | sign) : term;
-                sum = agrees & -Key<C>(magnitude(term) > magnitude(sum)) ? candidate : sum;
-            } else {
-                sum += masked(term, agrees);
-            }
-            if constexpr (Func == MergeFunc::mean) count += masked(d[k], agrees);
-        };
-        (add(K), ...);
+        const Key<C> sign = V == Vote::none ? 0 : sign_of(votes[i], zero);
+        C sum = merged[i], divisor = divisors[i];
+        (fold<V, Func>(sum, divisor, sign, in[K][i], w[K], d[K]), ...);
         merged[i] = sum;
-        if constexpr (Func == MergeFunc::mean) divisors[i] = count;
+        divisors[i] = divisor;
     }
 }
 
-// Divide by the divisor, scale, and add to the base.
-template <bool Based, bool Voted, bool Mean, class S, class C>
-void finish(C* result, const S* base, const C* merged, const C* divisors, const C* votes, bool cancel, C scaling,
-            std::int64_t n) {
+template <Vote V, MergeFunc Func, class S, class C>
+void settle_all(C* result, const S* base, const C* merged, const C* divisors, const C* votes, bool cancel, C scaling,
+                std::int64_t n) {
 #pragma GCC ivdep
-    for (std::int64_t i = 0; i < n; ++i) {
-        const C b = Based ? widen<C>(base[i]) : C{};
-        C m = merged[i];
-        if constexpr (Mean) m = m / (divisors[i] == 0 ? C{1} : divisors[i]);
-        if constexpr (Voted) m = cancel & (votes[i] == 0) ? C{} : m;
-        const C out = rules::applied(b, scaling, m);
-        result[i] = Voted && votes[i] != votes[i] ? votes[i] : out;
+    for (std::int64_t i = 0; i < n; ++i)
+        result[i] = settled<V, Func>(widen<C>(base[i]), merged[i], divisors[i], votes[i], cancel, scaling);
+}
+
+// Call `body` with a vote and a merge function known at compile time.
+template <class Body>
+void with_rule(const Plan& plan, Body body) {
+    const auto with = [&](auto vote) {
+        switch (plan.merge) {
+            case MergeFunc::sum: return body(vote, std::integral_constant<MergeFunc, MergeFunc::sum>{});
+            case MergeFunc::mean: return body(vote, std::integral_constant<MergeFunc, MergeFunc::mean>{});
+            case MergeFunc::max: return body(vote, std::integral_constant<MergeFunc, MergeFunc::max>{});
+        }
+    };
+    switch (plan.vote) {
+        case Vote::none: return with(std::integral_constant<Vote, Vote::none>{});
+        case Vote::total: return with(std::integral_constant<Vote, Vote::total>{});
+        case Vote::weighted_total: return with(std::integral_constant<Vote, Vote::weighted_total>{});
+        case Vote::frequency: return with(std::integral_constant<Vote, Vote::frequency>{});
     }
+}
+
+// Zeros in the place of a base: without one, models are task vectors themselves.
+template <class S>
+const S* no_base() {
+    static const S zeros[chunk] = {};
+    return zeros;
 }
 
 template <class S, class C>
@@ -82,95 +193,61 @@ class Consensus {
     Consensus(const Range& range, const Plan& plan, std::size_t row, int zero, Tally& tally)
         : survivors_(range, plan, row),
           plan_(plan),
+          row_(row),
           tally_(tally),
           models_(survivors_.tasks.models()),
-          zero_(zero < 0 ? ~highest<C> : 0),
-          cancel_(zero == 0),
-          scaling_(static_cast<C>(plan.scaling[row])),
-          weights_(models_),
-          divisors_(models_),
-          scale_(models_, C{1}) {
-        for (std::size_t k = 0; k < models_; ++k) {
-            weights_[k] = static_cast<C>(plan.weights[row * models_ + k]);
-            divisors_[k] = static_cast<C>(plan.divisors[row * models_ + k]);
-            if (plan.vote == Vote::weighted_total) scale_[k] = weights_[k];
-        }
-    }
+          numbers_(plan, row, models_, zero) {}
 
+    // n results from `begin`, in steps.
     void operator()(std::int64_t begin, std::int64_t n, C* result) {
         survivors_.load(begin, n);
-
         C* const* t = survivors_.tasks.t.data();
-        std::fill_n(rows_[merged], n, C{});
-        const bool mean = plan_.merge == MergeFunc::mean, voted = plan_.vote != Vote::none;
-        if (mean) std::fill_n(rows_[divided], n, C{});
-        if (voted) {
-            std::fill_n(rows_[voting], n, C{});
-            std::fill_n(present_, n, Key<C>{});
+        for (C* row : {rows_[merged], rows_[divided], rows_[voting]}) std::fill_n(row, n, C{});
+        std::fill_n(present_, n, Key<C>{});
+        with_rule(plan_, [&](auto vote, auto func) {
+            by_fours(models_, [&](std::size_t k, auto models) {
+                elect_all<vote>(rows_[voting], present_, t + k, &numbers_.weights[k], n, models);
+            });
+            if (vote != Vote::none) {
+                Votes votes;
+                for (std::int64_t i = 0; i < n; ++i) votes.count(rows_[voting][i], present_[i]);
+                votes.add_to(tally_, row_, begin, begin + n);
+            }
+            by_fours(models_, [&](std::size_t k, auto models) {
+                fold_all<vote, func>(rows_[merged], rows_[divided], rows_[voting], numbers_.zero, t + k,
+                                     &numbers_.weights[k], &numbers_.shares[k], n, models);
+            });
+            settle_all<vote, func>(result, base(), rows_[merged], rows_[divided], rows_[voting], numbers_.cancel,
+                                   numbers_.scaling, n);
+        });
+        if (tally_.kept != nullptr) count_survivors(n);
+    }
+
+    // n results from `begin`, in one loop; only for `count` models, of which nothing is dropped at random.
+    template <std::size_t Count>
+    void fused(std::int64_t begin, std::int64_t n, S* result) {
+        Tasks<S, C>& tasks = survivors_.tasks;
+        Trimming<C>& trimming = survivors_.trimming;
+        tasks.read(begin, n);
+        Votes votes;
+        for (std::int64_t from = begin, to; from < begin + n; from = to) {
+            to = trimming.settle(from, begin + n);
+            const S* x[Count];
+            for (std::size_t k = 0; k < Count; ++k) x[k] = tasks.inputs()[k] + (from - begin);
+            const S* b = plan_.based ? base() + (from - begin) : base();
+            with_rule(plan_, [&](auto vote, auto func) {
+                if constexpr (func != MergeFunc::max)
+                    fuse<vote, func>(result + (from - begin), b, x, trimming, numbers_, to - from, votes,
+                                     std::make_index_sequence<Count>{});
+            });
         }
-        by_fours(models_, [&](std::size_t k, auto models) {
-            if (plan_.vote == Vote::frequency)
-                vote<true>(rows_[voting], present_, t + k, &scale_[k], n, models);
-            else if (voted)
-                vote<false>(rows_[voting], present_, t + k, &scale_[k], n, models);
-        });
-        count(begin, n);
-        by_fours(models_, [&](std::size_t k, auto models) {
-            const auto fold = [&](auto has_vote, auto func) {
-                merge<has_vote, func>(rows_[merged], rows_[divided], rows_[voting], zero_, t + k, &scale_[k],
-                                      &weights_[k], &divisors_[k], n, models);
-            };
-            const auto with = [&](auto has_vote) {
-                switch (plan_.merge) {
-                    case MergeFunc::sum: return fold(has_vote, std::integral_constant<MergeFunc, MergeFunc::sum>{});
-                    case MergeFunc::mean: return fold(has_vote, std::integral_constant<MergeFunc, MergeFunc::mean>{});
-                    case MergeFunc::max: return fold(has_vote, std::integral_constant<MergeFunc, MergeFunc::max>{});
-                }
-            };
-            if (voted)
-                with(std::true_type{});
-            else
-                with(std::false_type{});
-        });
-        const auto end = [&](auto based, auto has_vote, auto divides) {
-            finish<based, has_vote, divides>(result, survivors_.tasks.base(), rows_[merged], rows_[divided],
-                                             rows_[voting], cancel_, scaling_, n);
-        };
-        const auto by_mean = [&](auto based, auto has_vote) {
-            if (mean)
-                end(based, has_vote, std::true_type{});
-            else
-                end(based, has_vote, std::false_type{});
-        };
-        const auto by_vote = [&](auto based) {
-            if (voted)
-                by_mean(based, std::true_type{});
-            else
-                by_mean(based, std::false_type{});
-        };
-        if (plan_.based)
-            by_vote(std::true_type{});
-        else
-            by_vote(std::false_type{});
+        votes.add_to(tally_, row_, begin, begin + n);
     }
 
    private:
-    // Count the votes of a chunk, and whatever a report asks for.
-    void count(std::int64_t begin, std::int64_t n) {
-        if (plan_.vote != Vote::none && (tally_.to_revise != nullptr || tally_.kept != nullptr)) {
-            const C* votes = rows_[voting];
-            std::int32_t positive = 0, negative = 0, cancelled = 0;
-            for (std::int64_t i = 0; i < n; ++i) {
-                positive += votes[i] > 0;
-                negative += votes[i] < 0;
-                cancelled += (votes[i] == 0) & (present_[i] != 0);
-            }
-            tally_.positive += positive;
-            tally_.negative += negative;
-            tally_.cancelled += cancelled;
-            if (cancelled > 0 && tally_.to_revise != nullptr) tally_.to_revise->emplace_back(begin, begin + n);
-        }
-        if (tally_.kept == nullptr) return;
+    const S* base() const { return plan_.based ? survivors_.tasks.base() : no_base<S>(); }
+
+    void count_survivors(std::int64_t n) {
         std::uint8_t up[chunk] = {}, down[chunk] = {};
         for (std::size_t k = 0; k < models_; ++k) {
             const C* t = survivors_.tasks.t[k];
@@ -188,12 +265,10 @@ class Consensus {
     enum { merged, divided, voting };
     Survivors<S, C> survivors_;
     const Plan& plan_;
+    std::size_t row_;
     Tally& tally_;
     std::size_t models_;
-    Key<C> zero_;
-    bool cancel_;
-    C scaling_;
-    std::vector<C> weights_, divisors_, scale_;
+    Numbers<C> numbers_;
     Rows<C> rows_{3};
     alignas(line) Key<C> present_[chunk];
 };
@@ -214,10 +289,38 @@ void with_task_types(const Range& range, Body body) {
         body(float{}, float{});
 }
 
+// Whether a range can be merged in one loop: the case that must be as fast as memory.
+template <class S>
+bool is_usual(const Range& range, const Plan& plan, const Tally& tally) {
+    return range.output.address != 0 && range.output.dtype == dtype_of<S> && range.width - plan.based <= group &&
+           plan.random.keys == nullptr && plan.merge != MergeFunc::max && tally.kept == nullptr;
+}
+
 inline void consensus(const Range& range, const Plan& plan, std::size_t row, int zero, Tally& tally) {
     with_task_types(range, [&](auto stored, auto computed) {
+        using S = decltype(stored);
         using C = decltype(computed);
-        Consensus<decltype(stored), C> rule(range, plan, row, zero, tally);
+        Consensus<S, C> rule(range, plan, row, zero, tally);
+        if constexpr (!std::is_same_v<S, double>) {
+            const auto fuse = [&](auto count) {
+                for_chunks<S>(range, [&](std::int64_t begin, std::int64_t n, S* out) {
+                    rule.template fused<count>(begin, n, out);
+                });
+            };
+            if (is_usual<S>(range, plan, tally)) {
+                static_assert(group == 8);
+                switch (range.width - plan.based) {
+                    case 1: return fuse(std::integral_constant<std::size_t, 1>{});
+                    case 2: return fuse(std::integral_constant<std::size_t, 2>{});
+                    case 3: return fuse(std::integral_constant<std::size_t, 3>{});
+                    case 4: return fuse(std::integral_constant<std::size_t, 4>{});
+                    case 5: return fuse(std::integral_constant<std::size_t, 5>{});
+                    case 6: return fuse(std::integral_constant<std::size_t, 6>{});
+                    case 7: return fuse(std::integral_constant<std::size_t, 7>{});
+                    default: return fuse(std::integral_constant<std::size_t, 8>{});
+                }
+            }
+        }
         if (range.output.address != 0)
             return for_chunks<C>(range, [&](std::int64_t begin, std::int64_t n, C* out) { rule(begin, n, out); });
         alignas(line) C unwritten[chunk];

@@ -18,11 +18,17 @@ struct Range {
     bool stream;              // write the output past the caches
 };
 
-// What a consensus counts in a range, and which chunks must be written again if cancelled votes turn out negative.
+// Elements that must be written again if cancelled votes turn out negative.
+struct Revision {
+    std::size_t row;
+    std::int64_t begin, end;
+};
+
+// What a consensus counts in a row.
 struct Tally {
     std::int64_t positive = 0, negative = 0, cancelled = 0, conflicts = 0;
-    std::int64_t* kept = nullptr;                                             // [model], where asked for
-    std::vector<std::pair<std::int64_t, std::int64_t>>* to_revise = nullptr;  // begin and end
+    std::int64_t* kept = nullptr;                // [model], where asked for
+    std::vector<Revision>* to_revise = nullptr;  // where asked for
 };
 
 // A bracket around a magnitude that is looked for, as the bits of |t|, and what was found in it. Magnitudes strictly
@@ -37,17 +43,17 @@ struct Bracket {
 
 // A float64 sum of a block is the sum of this many interleaved sums.
 constexpr std::int64_t lanes = 16;
+constexpr std::int64_t block = 4096;  // elements; a multiple of a chunk
 
 struct Loops {
     const char* name;
-    bool (*supported)();
     void (*lerp)(const Range&, double weight);
     void (*weighted_sum)(const Range&, const double* weights);
     // `zero` is the sign of cancelled votes, or 0 for none; an output at address 0 is not written.
     void (*consensus)(const Range&, const Plan&, std::size_t row, int zero, Tally&);
-    // Add a block's |t| before and after trimming: sums[model][2].
+    // The sums of |t| before and after trimming, for each block of a range that begins with one: sums[block][model][2].
     void (*l1)(const Range&, const Plan&, std::size_t row, double* sums);
-    // Add a block's dot products: sums[model][model], lower triangle.
+    // The dot products, likewise: sums[block][model][model], lower triangle.
     void (*gram)(const Range&, bool based, double* sums);
     // The bits of |t| of runs of at most `chunk` elements, one after the other: keys[model][element].
     void (*sample32)(const Range&, bool based, const std::int64_t* starts, std::int64_t count, std::int64_t run,
@@ -60,6 +66,13 @@ struct Loops {
     void (*sweep64)(const Range&, bool based, Bracket<std::int64_t>* brackets, const std::size_t* first,
                     std::int64_t* top);
 };
+
+// Other compilers than GCC do not apply a target pragma to templates, and other architectures need none of this.
+#if defined(__x86_64__) && defined(__GNUC__) && !defined(__clang__)
+#define ISTHMUS_X86_SETS
+extern const Loops v3_loops, v4_loops;
+#endif
+extern const Loops base_loops;
 
 const Loops& loops();  // of the instruction set in use
 

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <exception>
 
 #if defined(__x86_64__)
 #include <xmmintrin.h>
@@ -31,17 +32,25 @@ class DefaultFloatEnvironment {
 // a forked child: the OpenMP pool of the parent does not survive a fork, and waiting for its threads would hang.
 int useful_threads(std::int64_t bytes, int wanted);
 
-// Run task(k) for k = 0 .. threads-1 at once, each in the default floating-point environment.
+// Run task(k) for k = 0 .. threads-1 at once, each in the default floating-point environment. An exception, such as a
+// failed allocation, must not leave the parallel region: the first is thrown again after it.
 template <class Task>
 void run_parallel(int threads, Task task) {
 #if defined(_OPENMP)
     if (threads > 1) {
+        std::exception_ptr failure;
 #pragma omp parallel num_threads(threads)
         {
             const DefaultFloatEnvironment environment;
-            // The runtime may grant fewer threads than asked for; every part is still done, once.
-            for (int k = omp_get_thread_num(); k < threads; k += omp_get_num_threads()) task(k);
+            try {
+                // The runtime may grant fewer threads than asked for; every part is still done, once.
+                for (int k = omp_get_thread_num(); k < threads; k += omp_get_num_threads()) task(k);
+            } catch (...) {
+#pragma omp critical(isthmus_failure)
+                if (!failure) failure = std::current_exception();
+            }
         }
+        if (failure) std::rethrow_exception(failure);
         return;
     }
 #endif

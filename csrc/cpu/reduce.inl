@@ -3,12 +3,26 @@
 // Included after consensus.inl. A block begins at a multiple of its size in its row or group, so that the order of
 // additions depends on nothing else.
 
+// The entries of one chunk in float64.
+template <class C>
+const double* in_double(const C* x, std::int64_t n, double* scratch) {
+    if constexpr (std::is_same_v<C, double>) return x;
+    for (std::int64_t i = 0; i < n; ++i) scratch[i] = x[i];
+    return scratch;
+}
+
+// sums[lane] += term(i) for i = lane, lane + 16, ..., the sums kept in registers meanwhile.
 template <class Term>
 void add_lanes(double* sums, std::int64_t n, Term term) {
+    double local[lanes];
+    std::copy_n(sums, lanes, local);
     std::int64_t i = 0;
-    for (; i + lanes <= n; i += lanes)
-        for (std::int64_t lane = 0; lane < lanes; ++lane) sums[lane] += term(i + lane);
-    for (std::int64_t lane = 0; i + lane < n; ++lane) sums[lane] += term(i + lane);
+    for (; i + lanes <= n; i += lanes) {
+#pragma GCC unroll 16
+        for (std::int64_t lane = 0; lane < lanes; ++lane) local[lane] += term(i + lane);
+    }
+    for (std::int64_t lane = 0; i + lane < n; ++lane) local[lane] += term(i + lane);
+    std::copy_n(local, lanes, sums);
 }
 
 inline double add_up(const double* sums) {
@@ -17,25 +31,45 @@ inline double add_up(const double* sums) {
     return total;
 }
 
+// Call body(begin, n) for the chunks of each block of a range, then finish() at the block's end.
+template <class Body, class Finish>
+void for_blocks(const Range& range, Body body, Finish finish) {
+    for (std::int64_t begin = range.begin; begin < range.end;) {
+        const std::int64_t end = std::min(begin + block, range.end);
+        for (std::int64_t n; begin < end; begin += n) {
+            n = std::min(chunk, end - begin);
+            body(begin, n);
+        }
+        finish();
+    }
+}
+
 inline void gram(const Range& range, bool based, double* sums) {
     with_task_types(range, [&](auto stored, auto computed) {
         using C = decltype(computed);
         Tasks<decltype(stored), C> tasks(range, based);
         const std::size_t models = tasks.models();
         std::vector<double> interleaved(models * models * lanes);
-        for (std::int64_t begin = range.begin, n; begin < range.end; begin += n) {
-            n = std::min(chunk, range.end - begin);
-            tasks.read(begin, n);
-            tasks.load(0, n, nullptr, nullptr);
-            for (std::size_t j = 0; j < models; ++j)
-                for (std::size_t k = 0; k <= j; ++k) {
-                    const C *x = tasks.t[j], *y = tasks.t[k];
-                    add_lanes(&interleaved[(j * models + k) * lanes], n,
-                              [&](std::int64_t i) { return static_cast<double>(x[i]) * static_cast<double>(y[i]); });
-                }
-        }
-        for (std::size_t j = 0; j < models; ++j)
-            for (std::size_t k = 0; k <= j; ++k) sums[j * models + k] = add_up(&interleaved[(j * models + k) * lanes]);
+        Rows<double> scratch(models);
+        std::vector<const double*> x(models);
+        for_blocks(
+            range,
+            [&](std::int64_t begin, std::int64_t n) {
+                tasks.read(begin, n);
+                tasks.load(0, n, nullptr, nullptr);
+                for (std::size_t k = 0; k < models; ++k) x[k] = in_double(tasks.t[k], n, scratch[k]);
+                for (std::size_t j = 0; j < models; ++j)
+                    for (std::size_t k = 0; k <= j; ++k)
+                        add_lanes(&interleaved[(j * models + k) * lanes], n,
+                                  [a = x[j], b = x[k]](std::int64_t i) { return a[i] * b[i]; });
+            },
+            [&] {
+                for (std::size_t j = 0; j < models; ++j)
+                    for (std::size_t k = 0; k <= j; ++k)
+                        sums[j * models + k] = add_up(&interleaved[(j * models + k) * lanes]);
+                sums += models * models;
+                std::fill(interleaved.begin(), interleaved.end(), 0.0);
+            });
     });
 }
 
@@ -54,16 +88,21 @@ inline void l1(const Range& range, const Plan& plan, std::size_t row, double* su
             add_lanes(&interleaved[sum * lanes], n,
                       [&](std::int64_t i) { return std::abs(static_cast<double>(t[i])); });
         };
-        for (std::int64_t begin = range.begin, n; begin < range.end; begin += n) {
-            n = std::min(chunk, range.end - begin);
-            tasks.read(begin, n);
-            tasks.load(0, n, nullptr, nullptr);
-            survivors.load(begin, n);
-            for (std::size_t k = 0; k < models; ++k) {
-                add(2 * k, tasks.t[k], n);
-                add(2 * k + 1, survivors.tasks.t[k], n);
-            }
-        }
-        for (std::size_t sum = 0; sum < 2 * models; ++sum) sums[sum] = add_up(&interleaved[sum * lanes]);
+        for_blocks(
+            range,
+            [&](std::int64_t begin, std::int64_t n) {
+                tasks.read(begin, n);
+                tasks.load(0, n, nullptr, nullptr);
+                survivors.load(begin, n);
+                for (std::size_t k = 0; k < models; ++k) {
+                    add(2 * k, tasks.t[k], n);
+                    add(2 * k + 1, survivors.tasks.t[k], n);
+                }
+            },
+            [&] {
+                for (std::size_t sum = 0; sum < 2 * models; ++sum) sums[sum] = add_up(&interleaved[sum * lanes]);
+                sums += 2 * models;
+                std::fill(interleaved.begin(), interleaved.end(), 0.0);
+            });
     });
 }

@@ -6,8 +6,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <limits>
 #include <memory>
+#include <optional>
+#include <utility>
+#include <vector>
 
 #include "work.h"
 
@@ -15,17 +19,19 @@ namespace isthmus::cpu {
 
 namespace {
 
-constexpr std::int64_t segment = 1 << 16;  // elements swept at a time: equal magnitudes are counted for each
-constexpr std::int64_t run = 16;           // elements sampled at one place: a cache line of float32
-constexpr std::int64_t largest_sample = 1 << 22;
-constexpr double margin = 6;                  // standard deviations of a sampled rank
-constexpr std::int64_t kept_bytes = 1 << 25;  // beside one hundredth of a model
-constexpr int bins = 1 << 12;                 // of a count by range
+constexpr std::int64_t segment = 1 << 16;         // elements swept at a time: equal magnitudes are counted for each
+constexpr std::int64_t run = 16;                  // elements sampled at one place: a cache line of float32
+constexpr std::int64_t largest_sample = 1 << 22;  // of all models together
+constexpr double margin = 6;                      // standard deviations of a sampled rank
+constexpr std::int64_t kept_bytes = 3 << 23;      // beside one hundredth of a model
+constexpr int bins = 1 << 12;                     // of a count by range
 
 struct Piece {
     std::size_t row;
     std::int64_t begin, end;  // elements of the row
 };
+
+using Place = std::pair<std::size_t, std::size_t>;  // row and model
 
 template <class Key>
 using Value = std::conditional_t<sizeof(Key) == 8, double, float>;
@@ -39,7 +45,6 @@ struct Search {
     std::size_t model, rank;
     std::int64_t k;
     Key low = 0, high = infinity<Key>;
-    bool sampled = false;  // the ends are a guess
     // The answer.
     bool done = false;
     Key value = 0;
@@ -76,21 +81,21 @@ class Group {
 
     std::int64_t elements() const { return elements_; }
 
-    // Find what is searched for; the first model with a magnitude that is not finite, or -1.
-    std::int64_t find(std::vector<Search<Key>>& searches, bool exact) {
+    // Find what is searched for; or nothing, where a magnitude is not finite: then its first row and model.
+    std::optional<Place> find(std::vector<Search<Key>>& searches, bool exact) {
         guess(searches);
         for (bool first = true;; first = false) {
             std::vector<Search<Key>*> open;
             for (Search<Key>& s : searches)
                 if (!s.done) open.push_back(&s);
-            if (open.empty()) return -1;
+            if (open.empty()) return std::nullopt;
             if (!first) narrow(open);
-            if (const std::int64_t bad = sweep(open, exact); bad >= 0) return bad;
+            if (const auto bad = sweep(open, exact)) return bad;
         }
     }
 
-    // The first element, as a row, whose magnitude of `model` is not finite.
-    std::size_t bad_row(std::size_t model) {
+    // The first row with a magnitude of `model` that is not finite.
+    std::size_t bad_row(std::size_t model) const {
         for (const Piece& s : segments_)
             for (std::int64_t begin = s.begin; begin < s.end; begin += chunk)
                 for (const Key key : keys(s, begin, model))
@@ -114,8 +119,8 @@ class Group {
 
     // Guess a bracket for each search from runs of elements, one at random in each of as many equal parts.
     void guess(std::vector<Search<Key>>& searches) const {
-        if (elements_ < 16 * segment / run) return;  // all magnitudes are soon kept
-        const std::int64_t wanted = std::min(elements_ / 64, largest_sample) / run;
+        if (elements_ < segment) return;  // all magnitudes are soon kept
+        const std::int64_t wanted = std::min<std::int64_t>(elements_ / 128, largest_sample / models_) / run;
         const std::int64_t stride = elements_ / wanted;
         std::vector<std::vector<std::int64_t>> starts(segments_.size());
         std::int64_t sampled = 0, segment_start = 0;
@@ -155,14 +160,15 @@ class Group {
     void bracket(Search<Key>& search, std::vector<Key>& keys) const {
         const double n = keys.size(), p = static_cast<double>(search.k) / elements_;
         const double spread = margin * std::sqrt(p * (1 - p) * n) + 1;
-        const auto at = [&](double rank) {  // the magnitude of a rank from the largest
+        auto from = keys.begin();
+        const auto at = [&](double rank) {  // the magnitude of a rank from the largest; ranks must rise
             const auto place = keys.begin() + static_cast<std::int64_t>(rank);
-            std::nth_element(keys.begin(), place, keys.end(), std::greater<>{});
-            return *place;
+            std::nth_element(from, place, keys.end(), std::greater<>{});
+            from = place;
+            return std::min(*place, infinity<Key>);
         };
-        if (p * n - spread >= 0) search.high = std::min(at(p * n - spread), infinity<Key>);
-        if (p * n + spread < n) search.low = std::min(at(p * n + spread), infinity<Key>);
-        search.sampled = true;
+        if (p * n - spread >= 0) search.high = at(p * n - spread);
+        if (p * n + spread < n) search.low = at(p * n + spread);
     }
 
     // What one sweep found for one search in one segment.
@@ -171,7 +177,7 @@ class Group {
     };
 
     // Sweep over all elements once for the open searches; those that end in their brackets are done.
-    std::int64_t sweep(const std::vector<Search<Key>*>& open, bool exact) {
+    std::optional<Place> sweep(const std::vector<Search<Key>*>& open, bool exact) {
         std::vector<std::size_t> first(models_ + 1, 0);
         for (const Search<Key>* s : open) ++first[s->model + 1];
         for (std::size_t k = 0; k < models_; ++k) first[k + 1] += first[k];  // searches are sorted by model
@@ -209,9 +215,15 @@ class Group {
                                                   part.brackets[b].at_low - before[b].at_low, part.brackets[b].count};
             }
         });
-        for (std::size_t k = 0; k < models_; ++k)
-            for (const Thread& part : parts)
-                if (first[k + 1] > first[k] && part.top[k] >= infinity<Key>) return k;
+        std::optional<Place> bad;
+        for (std::size_t k = 0; k < models_; ++k) {
+            bool finite = true;
+            for (const Thread& part : parts) finite &= part.top[k] < infinity<Key>;
+            if (finite || first[k + 1] == first[k]) continue;
+            const Place place{bad_row(k), k};
+            if (!bad || place < *bad) bad = place;
+        }
+        if (bad) return bad;
 
         run_parallel(std::min<std::int64_t>(threads_, open.size()), [&](int t) {
             for (std::size_t b = t; b < open.size(); b += std::min<std::int64_t>(threads_, open.size())) {
@@ -232,7 +244,7 @@ class Group {
                 });
             }
         });
-        return -1;
+        return std::nullopt;
     }
 
     std::size_t owner_of(std::size_t segment_index) const {
@@ -306,32 +318,47 @@ class Group {
     }
 
     // Count magnitudes by range within each open search's, and keep the range that holds its rank.
-    void narrow(const std::vector<Search<Key>*>& open) {
-        for (Search<Key>* s : open) {
-            int shift = 0;
-            while (((s->high - s->low) >> shift) >= bins) ++shift;
-            std::vector<std::vector<std::int64_t>> counts(threads_, std::vector<std::int64_t>(bins + 1));
-            run_parallel(threads_, [&](int t) {
-                std::vector<std::int64_t>& mine = counts[t];
-                for (std::size_t i = segments_.size() * t / threads_; i < segments_.size() * (t + 1) / threads_; ++i)
-                    for (std::int64_t begin = segments_[i].begin; begin < segments_[i].end; begin += chunk)
-                        for (const Key key : keys(segments_[i], begin, s->model)) {
-                            if (key > s->high)
+    void narrow(const std::vector<Search<Key>*>& open) const {
+        constexpr std::size_t at_once = 64;  // searches, so that the counts stay small
+        for (std::size_t first = 0; first < open.size(); first += at_once)
+            narrow(&open[first], std::min(at_once, open.size() - first));
+    }
+
+    void narrow(Search<Key>* const* open, std::size_t searches) const {
+        std::vector<int> shifts(searches, 0);
+        for (std::size_t i = 0; i < searches; ++i)
+            while (((open[i]->high - open[i]->low) >> shifts[i]) >= bins) ++shifts[i];
+        std::vector<std::vector<std::int64_t>> counts(threads_, std::vector<std::int64_t>(searches * (bins + 1)));
+        run_parallel(threads_, [&](int t) {
+            std::vector<Key> keys(models_ * chunk);
+            std::vector<Key*> of;
+            for (std::size_t k = 0; k < models_; ++k) of.push_back(&keys[k * chunk]);
+            for (std::size_t i = segments_.size() * t / threads_; i < segments_.size() * (t + 1) / threads_; ++i)
+                for (std::int64_t begin = segments_[i].begin; begin < segments_[i].end; begin += chunk) {
+                    const std::int64_t n = std::min(chunk, segments_[i].end - begin);
+                    Loop::sample()(range(segments_[i]), based_, &begin, 1, chunk, of.data());
+                    for (std::size_t s = 0; s < searches; ++s) {
+                        std::int64_t* mine = &counts[t][s * (bins + 1)];
+                        for (std::int64_t j = 0; j < n; ++j) {
+                            const Key key = of[open[s]->model][j];
+                            if (key > open[s]->high)
                                 ++mine[bins];
-                            else if (key >= s->low)
-                                ++mine[(key - s->low) >> shift];
+                            else if (key >= open[s]->low)
+                                ++mine[(key - open[s]->low) >> shifts[s]];
                         }
-            });
+                    }
+                }
+        });
+        for (std::size_t s = 0; s < searches; ++s) {
+            Search<Key>& search = *open[s];
             std::int64_t above = 0;
-            for (int bin = bins; bin >= 0; --bin) {
-                std::int64_t here = 0;
-                for (const auto& mine : counts) here += mine[bin];
-                above += here;
-                if (bin == bins || above < s->k) continue;
-                s->low += Key(bin) << shift;
-                s->high = std::min(s->high, s->low + ((Key{1} << shift) - 1));
-                break;
+            int bin = bins;
+            for (;; --bin) {
+                for (const auto& of : counts) above += of[s * (bins + 1) + bin];
+                if (bin < bins && above >= search.k) break;
             }
+            search.low += Key(bin) << shifts[s];
+            search.high = std::min(search.high, search.low + ((Key{1} << shifts[s]) - 1));
         }
     }
 
@@ -355,7 +382,7 @@ Selection select_by(const Table& table, bool based, const std::vector<std::vecto
     for (std::size_t r = 0; r < table.rows(); ++r)
         model_bytes += table.numel[r] * size_of(table.row(r)[table.width - 1].dtype);
 
-    const auto do_group = [&](std::size_t g, int with_threads) -> std::pair<std::int64_t, std::int64_t> {
+    const auto do_group = [&](std::size_t g, int with_threads) -> std::optional<Place> {
         Group<Key> group(table, based, groups[g], model_bytes, with_threads);
         std::vector<Search<Key>> searches;
         for (std::size_t k = 0; k < models; ++k)
@@ -370,9 +397,7 @@ Selection select_by(const Table& table, bool based, const std::vector<std::vecto
                     searches.push_back({k, q, ranks.of[at]});
                 }
             }
-        if (searches.empty()) return {-1, -1};
-        const std::int64_t bad = group.find(searches, ranks.exact);
-        if (bad >= 0) return {static_cast<std::int64_t>(group.bad_row(bad)), bad};
+        if (const auto bad = group.find(searches, ranks.exact)) return bad;
         for (const Search<Key>& s : searches) {
             const std::size_t at = (g * models + s.model) * ranks.count + s.rank;
             result.value[at] = bit_cast<Value<Key>>(s.value);
@@ -380,11 +405,11 @@ Selection select_by(const Table& table, bool based, const std::vector<std::vecto
             result.above[at] = s.above;
             result.equal[at] = s.equal;
         }
-        return {-1, -1};
+        return std::nullopt;
     };
-    const auto note = [&](std::pair<std::int64_t, std::int64_t> bad) {
-        if (bad.first < 0 || (result.bad_row >= 0 && result.bad_row <= bad.first)) return;
-        std::tie(result.bad_row, result.bad_model) = bad;
+    std::optional<Place> bad;
+    const auto note = [&](const std::optional<Place>& place) {
+        if (place && (!bad || *place < *bad)) bad = place;
     };
 
     // Large groups are swept by all threads, small ones by one thread each.
@@ -402,12 +427,18 @@ Selection select_by(const Table& table, bool based, const std::vector<std::vecto
     }
     const int parts =
         std::min<std::int64_t>(useful_threads(small_bytes, threads), std::max<std::size_t>(small.size(), 1));
-    std::vector<std::vector<std::pair<std::int64_t, std::int64_t>>> bad(parts);
+    std::vector<std::optional<Place>> bad_of(parts);
     run_parallel(parts, [&](int t) {
-        for (std::size_t i = t; i < small.size(); i += parts) bad[t].push_back(do_group(small[i], 1));
+        for (std::size_t i = t; i < small.size(); i += parts) {
+            const auto place = do_group(small[i], 1);
+            if (place && (!bad_of[t] || *place < *bad_of[t])) bad_of[t] = place;
+        }
     });
-    for (const auto& of : bad)
-        for (const auto& pair : of) note(pair);
+    for (const auto& place : bad_of) note(place);
+    if (bad) {
+        result.bad_row = bad->first;
+        result.bad_model = bad->second;
+    }
     return result;
 }
 

@@ -40,24 +40,30 @@ void sample(const Range& range, bool based, const std::int64_t* starts, std::int
 
 template <class K>
 void classify(const K* keys, std::int64_t n, Bracket<K>& bracket) {
-    constexpr std::int64_t block = 32;
     const K low = bracket.low, high = bracket.high;
-    for (std::int64_t begin = 0; begin < n; begin += block) {
-        const std::int64_t end = std::min(begin + block, n);
-        K above = 0, from_low = 0;
-        for (std::int64_t i = begin; i < end; ++i) {
-            above += keys[i] > high;
-            from_low += keys[i] >= low;
-        }
-        bracket.above += above;
-        if (above == from_low) continue;
-        for (std::int64_t i = begin; i < end; ++i) {
-            const bool at_low = keys[i] == low, at_high = keys[i] == high;
-            bracket.at_high += at_high;
-            bracket.at_low += at_low & !at_high;
-            if (bracket.count < bracket.capacity) bracket.found[bracket.count] = keys[i];
-            bracket.count += (keys[i] > low) & (keys[i] < high);
-        }
+    alignas(line) std::uint8_t inside[chunk + 8] = {};
+    std::int32_t above = 0, at_high = 0, from_low = 0, within = 0;
+    for (std::int64_t i = 0; i < n; ++i) {
+        const bool is_within = (keys[i] > low) & (keys[i] < high);
+        inside[i] = is_within;
+        within += is_within;
+        above += keys[i] > high;
+        at_high += keys[i] == high;
+        from_low += keys[i] >= low;
+    }
+    bracket.above += above;
+    bracket.at_high += at_high;
+    if (low != high) bracket.at_low += from_low - within - above - at_high;
+    const bool fits = bracket.count + within <= bracket.capacity;
+    K* found = bracket.found + bracket.count;
+    bracket.count += within;
+    if (!fits || within == 0) return;
+    for (std::int64_t begin = 0; begin < n; begin += 8) {  // few are inside: look at eight together
+        std::uint64_t any;
+        std::memcpy(&any, inside + begin, 8);
+        if (any == 0) continue;
+        for (std::int64_t i = begin; i < begin + 8; ++i)
+            if (inside[i]) *found++ = keys[i];
     }
 }
 

@@ -112,21 +112,13 @@ class Tasks {
     }
 
     std::size_t models() const { return models_; }
-    const S* base() const { return inputs_[0]; }  // of the chunk last read
+    const S* base() const { return inputs_[0]; }                 // of the chunk last read
+    const S* const* inputs() const { return &inputs_[based_]; }  // of the models
 
     std::vector<C*> t;  // [model], of the chunk last loaded
 
     void read(std::int64_t begin, std::int64_t n) {
         for (std::size_t k = 0; k < range_.width; ++k) inputs_[k] = values(range_.inputs[k], begin, n, widened_[k]);
-    }
-
-    // Ask for the memory of the elements from `begin`: it arrives while other work is done.
-    void prefetch(std::int64_t begin) const {
-        for (std::size_t k = 0; k < range_.width; ++k) {
-            const std::int64_t size = size_of(range_.inputs[k].dtype);
-            const char* from = reinterpret_cast<const char*>(range_.inputs[k].address) + begin * size;
-            for (std::int64_t byte = 0; byte < chunk * size; byte += line) __builtin_prefetch(from + byte);
-        }
     }
 
     // Task vectors of the elements [from, to) of the chunk last read; with intervals only what survives, rescaled.
@@ -144,6 +136,9 @@ class Tasks {
             if (based_) return subtract<true, true>(base, x, out, kept + k, rescale + k, to - from, models);
             subtract<false, true>(base, x, out, kept + k, rescale + k, to - from, models);
         });
+        // What is computed next leaves the memory idle, so ask for the chunk after this one.
+        for (const S* x : inputs_)
+            for (std::int64_t i = 0; i < chunk; i += line / sizeof(S)) __builtin_prefetch(x + to + i);
     }
 
    private:
@@ -154,26 +149,97 @@ class Tasks {
     std::vector<const S*> inputs_;
 };
 
+// The magnitudes that survive in a row, and what survivors are scaled by.
+template <class C>
+class Trimming {
+   public:
+    Trimming(const Plan& plan, std::size_t row, std::size_t models)
+        : intervals(models),
+          rescale(models, C{1}),
+          by_magnitude(plan.keep.value != nullptr),
+          leaves_all(!by_magnitude && plan.rescale == nullptr),
+          plan_(plan),
+          row_(row),
+          length_(plan.lengths != nullptr ? plan.lengths[row] : 0) {
+        if (plan.rescale != nullptr)
+            for (std::size_t k = 0; k < models; ++k) rescale[k] = static_cast<C>(plan.rescale[row * models + k]);
+    }
+
+    std::vector<Interval<C>> intervals;
+    std::vector<C> rescale;
+    const bool by_magnitude, leaves_all;
+
+    // Set the intervals that hold from element `at`, and return where they end.
+    std::int64_t settle(std::int64_t at, std::int64_t end) {
+        if (!by_magnitude) return end;
+        const std::int64_t index = length_ > 0 ? at / length_ : 0, start = index * length_;
+        if (length_ > 0) end = std::min(end, start + length_);
+        const std::size_t models = intervals.size(), cuts = (plan_.first_group[row_] + index) * models;
+        for (std::size_t k = 0; k < models; ++k) {
+            const auto before = [&](const Cuts& cut) {
+                const std::int64_t after = cut.index[cuts + k];
+                if (at - start < after && after < end - start) end = start + after;
+                return at - start < after;
+            };
+            const bool before_keep = before(plan_.keep);
+            const bool dropping = plan_.drop.value != nullptr, before_drop = dropping && before(plan_.drop);
+            const double drop = dropping ? plan_.drop.value[cuts + k] : std::numeric_limits<double>::infinity();
+            intervals[k] = interval<C>(plan_.keep.value[cuts + k], before_keep, drop, before_drop);
+        }
+        return end;
+    }
+
+   private:
+    const Plan& plan_;
+    std::size_t row_;
+    std::int64_t length_;
+};
+
+// As many blocks of random words at a time as the widest register holds.
+#if ISTHMUS_STREAM == 64
+using Blocks = unsigned long long __attribute__((vector_size(64)));
+inline Blocks multiply_low(Blocks x, std::uint32_t factor) {
+    return (Blocks)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(factor));
+}
+#elif ISTHMUS_STREAM == 32
+using Blocks = unsigned long long __attribute__((vector_size(32)));
+inline Blocks multiply_low(Blocks x, std::uint32_t factor) {
+    return (Blocks)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(factor));
+}
+#else
+using Blocks = std::uint64_t;
+#endif
+
+#include "../philox.h"
+
 // The random words of n elements from `first`: word i is of element first + i.
 class RandomWords {
    public:
     const std::uint32_t* fill(const std::int64_t* key, std::int64_t first, std::int64_t n) {
+        constexpr std::int64_t at_once = sizeof(Blocks) / 8;
         const std::int64_t block = first / 4, blocks = (first % 4 + n + 3) / 4;
-        const std::uint32_t k0 = key[0], k1 = key[1], c2 = key[2], c3 = key[3];
-#pragma GCC ivdep
-        for (std::int64_t i = 0; i < blocks; ++i) {
-            const std::uint64_t counter = block + i;
-            const Words w = philox({std::uint32_t(counter), std::uint32_t(counter >> 32), c2, c3}, k0, k1);
-            words_[4 * i] = w.x0;
-            words_[4 * i + 1] = w.x1;
-            words_[4 * i + 2] = w.x2;
-            words_[4 * i + 3] = w.x3;
+        const std::uint64_t c2 = key[2], c3 = key[3];
+        const Blocks zero{}, low = zero + 0xffffffffu;
+        const KeySchedule<Blocks> keys(key[0], key[1]);
+        std::uint64_t counters[at_once];
+        for (std::int64_t j = 0; j < at_once; ++j) counters[j] = block + j;
+        Blocks counter;
+        std::memcpy(&counter, counters, sizeof counter);
+        for (std::int64_t i = 0; i < blocks; i += at_once, counter += at_once) {
+            const Words<Blocks> w = philox<Blocks>({counter, counter >> 32, zero + c2, zero + c3}, keys);
+            const Blocks pairs[2] = {(w.x0 & low) | (w.x1 << 32), (w.x2 & low) | (w.x3 << 32)};
+            std::uint64_t x[2][at_once];
+            std::memcpy(x, pairs, sizeof x);
+            for (std::int64_t j = 0; j < at_once; ++j) {
+                std::memcpy(words_ + 4 * (i + j), &x[0][j], 8);
+                std::memcpy(words_ + 4 * (i + j) + 2, &x[1][j], 8);
+            }
         }
         return words_ + first % 4;
     }
 
    private:
-    alignas(line) std::uint32_t words_[chunk + 8];
+    alignas(line) std::uint32_t words_[chunk + 4 * sizeof(Blocks) / 8 + 4];
 };
 
 // What survives of the task vectors of a range, by magnitude or at random, rescaled.
@@ -182,18 +248,15 @@ class Survivors {
    public:
     Survivors(const Range& range, const Plan& plan, std::size_t row)
         : tasks(range, plan.based),
+          trimming(plan, row, tasks.models()),
           range_(range),
           plan_(plan),
           row_(row),
           models_(tasks.models()),
-          length_(plan.lengths != nullptr ? plan.lengths[row] : 0),
-          intervals_(models_),
-          rescale_(models_, C{1}) {
-        if (plan.rescale != nullptr)
-            for (std::size_t k = 0; k < models_; ++k) rescale_[k] = static_cast<C>(plan.rescale[row * models_ + k]);
-    }
+          length_(plan.lengths != nullptr ? plan.lengths[row] : 0) {}
 
     Tasks<S, C> tasks;
+    Trimming<C> trimming;
 
     // The survivors of n elements from `begin`, in tasks.t.
     void load(std::int64_t begin, std::int64_t n) {
@@ -201,36 +264,17 @@ class Survivors {
         if (plan_.random.keys != nullptr) {
             tasks.load(0, n, nullptr, nullptr);
             for (std::size_t k = 0; k < models_; ++k) draw(k, begin, n);
-        } else if (plan_.keep.value != nullptr) {
-            for (std::int64_t from = begin, to; from < begin + n; from = to) {
-                to = settle(from, begin + n);
-                tasks.load(from - begin, to - begin, intervals_.data(), rescale_.data());
-            }
+        } else if (trimming.leaves_all) {
+            tasks.load(0, n, nullptr, nullptr);
         } else {
-            tasks.load(0, n, plan_.rescale != nullptr ? intervals_.data() : nullptr, rescale_.data());
+            for (std::int64_t from = begin, to; from < begin + n; from = to) {
+                to = trimming.settle(from, begin + n);
+                tasks.load(from - begin, to - begin, trimming.intervals.data(), trimming.rescale.data());
+            }
         }
     }
 
    private:
-    // Set the intervals of magnitudes that hold from element `at`, and return where they end.
-    std::int64_t settle(std::int64_t at, std::int64_t end) {
-        const std::int64_t group = length_ > 0 ? at / length_ : 0, start = group * length_;
-        if (length_ > 0) end = std::min(end, start + length_);
-        const std::size_t cuts = (plan_.first_group[row_] + group) * models_;
-        for (std::size_t k = 0; k < models_; ++k) {
-            const auto before = [&](const Cuts& cut) {
-                const std::int64_t index = cut.index[cuts + k];
-                if (at - start < index) end = std::min(end, index < end - start ? start + index : end);
-                return at - start < index;
-            };
-            const bool before_keep = before(plan_.keep);
-            const bool dropping = plan_.drop.value != nullptr, before_drop = dropping && before(plan_.drop);
-            const double drop = dropping ? plan_.drop.value[cuts + k] : std::numeric_limits<double>::infinity();
-            intervals_[k] = interval<C>(plan_.keep.value[cuts + k], before_keep, drop, before_drop);
-        }
-        return end;
-    }
-
     // Drop entries of model k at random and rescale the rest.
     void draw(std::size_t k, std::int64_t begin, std::int64_t n) {
         const Random& random = plan_.random;
@@ -242,7 +286,7 @@ class Survivors {
             return;
         }
         if (density >= 1) {
-            for (std::int64_t i = 0; i < n; ++i) t[i] = rules::scaled(rescale_[k], t[i]);
+            for (std::int64_t i = 0; i < n; ++i) t[i] = rules::scaled(trimming.rescale[k], t[i]);
             return;
         }
         const std::uint32_t* words = words_.fill(random.keys + 4 * at, random.starts[row_] + begin, n);
@@ -254,14 +298,14 @@ class Survivors {
                 const Odds& odds = odds_[k];
                 for (std::int64_t i = from; i < to; ++i) {
                     const std::size_t j = i - group * length_;
-                    const C r = random.inverse ? odds.inverse[j] : rescale_[k];
+                    const C r = random.inverse ? odds.inverse[j] : trimming.rescale[k];
                     t[i - begin] = words[i - begin] < odds.limit[j] ? rules::scaled(r, t[i - begin]) : C{};
                 }
             }
             return;
         }
         const auto limit = static_cast<std::uint32_t>(density * 0x1p32);
-        const C r = random.inverse ? static_cast<C>(1 / density) : rescale_[k];
+        const C r = random.inverse ? static_cast<C>(1 / density) : trimming.rescale[k];
 #pragma GCC ivdep
         for (std::int64_t i = 0; i < n; ++i) t[i] = masked(rules::scaled(r, t[i]), -Key<C>(words[i] < limit));
     }
@@ -275,28 +319,31 @@ class Survivors {
     void rank(std::int64_t group) {
         if (group == ranked_) return;
         ranked_ = group;
-        std::vector<std::vector<std::pair<Key<C>, std::int64_t>>> order(models_);
-        Tasks<S, C> all(range_, plan_.based);
-        for (std::int64_t from = 0, n; from < length_; from += n) {
-            n = std::min(chunk, length_ - from);
-            all.read(group * length_ + from, n);
-            all.load(0, n, nullptr, nullptr);
-            for (std::size_t k = 0; k < models_; ++k)  // of equal magnitudes the first is the largest
-                for (std::int64_t i = 0; i < n; ++i) order[k].emplace_back(magnitude(all.t[k][i]), -(from + i));
-        }
         odds_.resize(models_);
+        Tasks<S, C> all(range_, plan_.based);
+        std::vector<std::pair<Key<C>, std::int64_t>> order;
+        order.reserve(length_);
         for (std::size_t k = 0; k < models_; ++k) {
             const std::size_t at = row_ * models_ + k;
             const double density = plan_.random.density[at], epsilon = plan_.random.epsilon[at];
+            if (density <= 0 || density >= 1) continue;
+            order.clear();
+            for (std::int64_t from = 0, n; from < length_; from += n) {
+                n = std::min(chunk, length_ - from);
+                all.read(group * length_ + from, n);
+                all.load(0, n, nullptr, nullptr);
+                for (std::int64_t i = 0; i < n; ++i)  // of equal magnitudes the first is the largest
+                    order.emplace_back(magnitude(all.t[k][i]), -(from + i));
+            }
+            std::sort(order.begin(), order.end());
             odds_[k].limit.resize(length_);
             odds_[k].inverse.resize(length_);
-            std::sort(order[k].begin(), order[k].end());
             for (std::int64_t place = 0; place < length_; ++place) {
                 const double p = length_ == 1
                                      ? density
                                      : density - epsilon + 2 * epsilon * static_cast<double>(place) / (length_ - 1);
-                odds_[k].limit[-order[k][place].second] = static_cast<std::uint32_t>(p * 0x1p32);
-                odds_[k].inverse[-order[k][place].second] = static_cast<C>(1 / p);
+                odds_[k].limit[-order[place].second] = static_cast<std::uint32_t>(p * 0x1p32);
+                odds_[k].inverse[-order[place].second] = static_cast<C>(1 / p);
             }
         }
     }
@@ -305,8 +352,6 @@ class Survivors {
     const Plan& plan_;
     std::size_t row_, models_;
     std::int64_t length_;
-    std::vector<Interval<C>> intervals_;
-    std::vector<C> rescale_;
     RandomWords words_;
     std::int64_t ranked_ = -1;
     std::vector<Odds> odds_;

@@ -11,21 +11,25 @@ namespace isthmus::cpu {
 constexpr std::int64_t stream_bytes = 1 << 24;  // above this, outputs would only push useful data out of the caches
 constexpr std::int64_t grain = 1024;            // elements: threads share no cache line of an output
 
+// Whether an output is also an input. Empty tensors have no address of their own.
+inline bool in_place(const Table& table) {
+    for (std::size_t r = 0; r < table.rows(); ++r)
+        for (const Operand* x = table.row(r); x != table.row(r + 1); ++x)
+            if (table.numel[r] > 0 && x->address == table.outputs[r].address) return true;
+    return false;
+}
+
 // Split the elements of all rows evenly between threads: body(range, row, thread) for each range, in order.
 template <class Body>
 void for_ranges(const Table& table, int threads, Body body) {
     std::int64_t elements = 0, read = 0, written = 0;
-    bool in_place = false;
     for (std::size_t r = 0; r < table.rows(); ++r) {
         elements += table.numel[r];
         written += table.numel[r] * size_of(table.outputs[r].dtype);
-        for (const Operand* x = table.row(r); x != table.row(r + 1); ++x) {
-            read += table.numel[r] * size_of(x->dtype);
-            in_place |= x->address == table.outputs[r].address;
-        }
+        for (const Operand* x = table.row(r); x != table.row(r + 1); ++x) read += table.numel[r] * size_of(x->dtype);
     }
     threads = useful_threads(read + written, threads);
-    const bool stream = written >= stream_bytes && !in_place;
+    const bool stream = written >= stream_bytes && !in_place(table);
     run_parallel(threads, [&](int k) {
         const std::int64_t from = elements / threads * k + std::min<std::int64_t>(elements % threads, k);
         const std::int64_t to = elements / threads * (k + 1) + std::min<std::int64_t>(elements % threads, k + 1);

@@ -131,9 +131,8 @@ def consensus(
     for index, row in enumerate(_rows(columns, plan)):
         change = plan.scaling[index].to(row.merged) * row.merged
         nothing = row.merged == 0  # adding it changes nothing, not even the sign of a zero
-        whole = torch.where(nothing, 0.0, change)
-        if row.base is not None:
-            whole = torch.where(nothing, row.base, row.base + change)
+        base = torch.zeros_like(change) if row.base is None else row.base
+        whole = torch.where(nothing, base, base + change)
         dtype = columns[0][index].dtype if dtypes is None else dtypes[index]
         result = narrow(whole, dtype.to_real()).view(row.shape)
         results.append(torch.view_as_complex(result) if dtype.is_complex else result)
