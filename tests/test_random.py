@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import math
+import os
+import subprocess
+import sys
+import textwrap
 
 import pytest
 import torch
@@ -185,6 +189,35 @@ def test_della_at_the_limits_of_the_density(backend):
     assert not ops.consensus([x], density=0.0, **options).any()
     both = ops.consensus([x, x], density=[0.0, 1.0], rescale="inverse_density", **options)
     assert torch.equal(both, x)
+    alone = ops.consensus([x], density=0.5, rescale="inverse_density", **options)
+    mixed = ops.consensus([x, x, x], density=[0.5, 1.0, 0.0], rescale="inverse_density", **options)
+    agree = alone * x > 0
+    assert torch.equal(mixed, torch.where(agree, alone + x, x))
+
+
+def test_della_in_place_ranks_the_inputs():
+    # Where the runtime grants fewer threads than asked for, parts of a row are merged one after the other.
+    code = """
+        import torch
+        from isthmus import ops
+        from isthmus.testing import same_bits
+        torch.set_num_threads(4)
+        columns = [torch.randn(300_003, generator=torch.Generator().manual_seed(k)) for k in range(3)]
+        for zero_sign in ("positive", "majority"):
+            options = dict(density=0.5, epsilon=0.3, names="w", sparsify="magnitude_random", zero_sign=zero_sign)
+            expected = ops.consensus(columns[1:], base=columns[0], **options)
+            for target in range(3):
+                inputs = [x.clone() for x in columns]
+                ops.consensus(inputs[1:], base=inputs[0], out=inputs[target], **options)
+                assert same_bits(inputs[target], expected)
+        print("same")
+    """
+    environment = {**os.environ, "OMP_THREAD_LIMIT": "1"}
+    environment.pop("OMP_WAIT_POLICY", None)
+    done = subprocess.run(
+        [sys.executable, "-c", textwrap.dedent(code)], capture_output=True, text=True, timeout=120, env=environment
+    )
+    assert done.stdout == "same\n", done.stderr
 
 
 ONES = torch.ones(3)

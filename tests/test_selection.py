@@ -444,6 +444,19 @@ def test_entries_that_cannot_be_ranked_are_named(backend, bad):
     ops.thresholds([x, y], [0.5, 1.0], ties="exact", backend=backend)  # the second model's are not looked at
 
 
+def test_the_first_that_cannot_be_ranked_is_named(backend, threads):
+    bad = float("nan")
+    x, y = [torch.ones(9), torch.ones(70_000, 2)], [torch.ones(9), torch.ones(70_000, 2)]
+    y[1][41, 0] = y[1][60_000, 1] = x[1][42, 1] = x[1][44, 0] = bad
+    for scope in ("global", "tensor", "row"):  # the first tensor, and of models the first
+        with pytest.raises(InputError, match="of model 0 for tensor 1"):
+            ops.thresholds([x, y], 0.5, scope=scope, ties="exact", backend=backend)
+    y[0][8] = bad
+    for scope in ("global", "tensor", "row"):
+        with pytest.raises(InputError, match="of model 1 for tensor 0"):
+            ops.thresholds([x, y], 0.5, scope=scope, ties="exact", backend=backend)
+
+
 def test_a_difference_that_overflows_cannot_be_ranked(backend):
     big = torch.tensor([3e38, 1.0])
     with pytest.raises(InputError, match="the task vector of model 0"):
