@@ -292,6 +292,20 @@ def test_nan_and_infinity_raise_and_name_the_tensor(backend, rule, value):
 
 
 @pytest.mark.parametrize("rule", ["nearswap", *ON_A_BASE])
+def test_nothing_is_written_where_a_later_tensor_is_refused(backend, rule):
+    ok, kind = torch.arange(3.0), torch.complex64 if rule == "nearswap" else torch.float32
+    bad = tensor(1.0, math.nan, 0.0).to(kind)
+    models = [[x.clone(), bad.clone()] for x in (ok + 1, ok * 2, ok)]
+    out = [torch.full((3,), 7.0), torch.full((3,), 7.0, dtype=kind)]
+    with pytest.raises(InputError, match="tensor 1"):
+        call(rule, *models, out=out, backend=backend)
+    assert all((x == 7).all() for x in out)
+    with pytest.raises(InputError, match="tensor 1"):
+        call(rule, *models, out=models[0], backend=backend)
+    assert torch.equal(models[0][0], ok + 1)
+
+
+@pytest.mark.parametrize("rule", ["nearswap", *ON_A_BASE])
 def test_complex_tensors_and_gradients_are_refused(rule):
     a, b = torch.ones(3), torch.arange(3.0)
     with pytest.raises(InputError, match=rf"{rule} of the tensor: .* has dtype torch\.complex64"):

@@ -330,10 +330,12 @@ def _row_by_row(
 ) -> Operand:
     """Validate, and apply a rule of ``isthmus.reference.rules`` to each row of tensors."""
     targets, _, names = begin(rule, columns, labels, names=names, out=out, like=like)
-    results = []
-    for row, tensors in enumerate(zip(*columns, strict=True)):
+    rows = list(zip(*columns, strict=True))
+    for tensors, name in zip(rows, names, strict=True):  # all of them before the first is written
         _dispatch.choose(backend, tensors[0].device)
-        _refuse_unrankable(rule, tensors, labels, names[row], finite=finite)
+        _refuse_unrankable(rule, tensors, labels, name, finite=finite)
+    results = []
+    for row, tensors in enumerate(rows):
         target = torch.empty_like(tensors[0]) if targets is None else targets[row]
         if target.numel():
             target.copy_(apply(row, tensors, target.dtype))
