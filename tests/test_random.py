@@ -254,5 +254,5 @@ def test_bad_input_names_the_thing(options, message):
 
 def test_ranks_for_random_masks_need_finite_entries(backend):
     x = torch.tensor([1.0, float("nan")])
-    with pytest.raises(InputError, match=r"model 1 for 'layer.w' has NaN"):
+    with pytest.raises(InputError, match=r"tensors\[1\] has NaN or infinite entries in 'layer.w'"):
         ops.consensus([torch.ones(2), x], density=0.5, names="layer.w", sparsify="magnitude_random", backend=backend)

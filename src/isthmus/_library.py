@@ -289,7 +289,7 @@ def _select(
     selected = _dispatch.select(columns, based=based, groups=groups, ranks=ranks, exact=exact, backend=backend)
     if selected.nonfinite is not None:
         raise InputError(
-            f"tensor {selected.nonfinite[0]} of model {selected.nonfinite[1]} has NaN or infinite entries, so its "
+            f"tensors[{selected.nonfinite[1]}] has NaN or infinite entries in tensor {selected.nonfinite[0]}, so its "
             "magnitudes cannot be ranked. Repair the model, or merge without trimming (density 1)."
         )
     values, indices = (torch.stack(parts, dim=2) for parts in zip(*selected.cuts, strict=True))

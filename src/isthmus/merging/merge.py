@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from typing import Any, Literal, overload
 
@@ -233,7 +234,9 @@ class _Task:
         parts: list[tuple[Rows, Counts | None]] = []
         with torch.no_grad():
             for part, done in self._parts(rows, progress is not None):
-                parts.append((part, apply(self.method, part, reporting)))
+                with self._naming():
+                    counts = apply(self.method, part, reporting)
+                parts.append((part, counts))
                 if progress is not None:
                     progress(done, len(keys))
         if not reporting:
@@ -250,6 +253,12 @@ class _Task:
             norms=norms,
             parts=parts,
         )
+
+    def _naming(self) -> AbstractContextManager[None]:
+        """While it lasts, errors and warnings of the ops call models as everywhere in a merge."""
+        if isinstance(self.method, methods.Registered):  # whose function may call the ops on tensors of its own
+            return nullcontext()
+        return ops.naming([model.name for model in self.models], None if self.base is None else self.base.name)
 
     def _column(self, model: Model) -> list[Tensor]:
         """A model's tensors in the order of the rows, where the lead's are."""

@@ -12,11 +12,14 @@ call on lists of small tensors may share one allocation with each other.
 Gradients flow through ``lerp`` and ``weighted_sum`` (twice if need be), ``linear`` and ``consensus``, to tensors,
 factors and weights; under ``torch.compile`` pass factors and weights as tensors. The other merge rules refuse tensors
 that ask for a gradient. All functions are safe to call from several threads.
+
+Errors and warnings call a model ``tensors[k]``, k from 0; those about values use other names within ``naming``.
 """
 
 from isthmus._dispatch import choose as choose_backend
 from isthmus.reference import Stats
 
+from ._naming import naming
 from ._validate import DTYPES
 from .consensus import consensus
 from .elementwise import lerp, weighted_sum
@@ -37,6 +40,7 @@ __all__ = [
     "linear",
     "model_stock",
     "multislerp",
+    "naming",
     "nearswap",
     "nuslerp",
     "ram",

@@ -12,6 +12,8 @@ from torch import Tensor
 from isthmus import _dispatch
 from isthmus.errors import InputError
 
+from ._naming import own_labels
+
 DTYPES = (
     torch.float64,
     torch.float32,
@@ -78,7 +80,7 @@ def models_of(tensors: object, what: str) -> tuple[list[list[Tensor]], list[str]
     models = list(tensors) if iterable else []  # type: ignore[call-overload]
     if not models:
         raise InputError(f"{what} got no tensors; give a list of at least one, or of one list for each model.")
-    names = [f"tensors[{k}]" for k in range(len(models))]
+    names = own_labels(len(models))
     return (
         [column(model, name) for model, name in zip(models, names, strict=True)],
         names,

@@ -17,6 +17,7 @@ from isthmus.errors import InputError
 from isthmus.reference import rules
 
 from ._begin import Operand, begin, like_operand, per_tensor, plan_without_vote
+from ._naming import called
 from ._validate import column, models_of, per_model
 from .consensus import consensus
 from .elementwise import weighted_sum
@@ -347,7 +348,7 @@ def _refuse_unrankable(
     rule: str, tensors: Sequence[Tensor], labels: Sequence[str], name: str, *, finite: bool = True
 ) -> None:
     """Check that entries have an order: that they are real, and if ``finite`` neither NaN nor infinite."""
-    for tensor, label in zip(tensors, labels, strict=True):
+    for tensor, label in zip(tensors, called(labels), strict=True):
         if tensor.is_complex():
             raise InputError(f"{rule} of {name}: {label} has dtype {tensor.dtype}, expected a real one.")
         if finite and tensor.numel() and not torch.stack(tensor.aminmax()).isfinite().all():

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -14,10 +15,12 @@ from isthmus import _dispatch, _library
 from isthmus.errors import InputError, IsthmusWarning
 from isthmus.reference import Cuts, Groups, Selected
 
+from ._naming import called, own_labels
 from ._validate import column, models_of, option, per_model, validate
 
 SCOPES = ("global", "tensor", "row")
 TIES = ("inclusive", "exact")
+_PASSED_ON = ("isthmus", "functools", "contextlib", "torch")  # packages that a merge's calls go through
 _EXCESS = 1.01  # a warning says so where ties at thresholds keep more than this times what was asked for
 
 
@@ -230,13 +233,22 @@ def _warn_of_excess(value: Tensor, kept: Tensor, asked: Tensor) -> None:
     counted = torch.where(value == 0, asked, kept).sum(0).tolist()
     for model, (many, few) in enumerate(zip(counted, asked.sum(0).tolist(), strict=True)):
         if many > _EXCESS * few:
+            name = called(own_labels(len(counted)))[model]
             warnings.warn(
-                f"entries equal to the threshold make {many} entries of model {model} survive where {few} were asked "
-                "for. Choose ties='exact' to keep just as many as asked for.",
+                f"entries equal to the threshold make {many} entries of {name} survive where {few} were asked for. "
+                "Choose ties='exact' to keep just as many as asked for.",
                 IsthmusWarning,
-                stacklevel=4,
+                stacklevel=_levels_to_caller(),
             )
             return
+
+
+def _levels_to_caller() -> int:
+    """The stack level, seen from the function that asks, of the first frame that is not of isthmus."""
+    frame, level = sys._getframe(1), 1
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_ON:
+        frame, level = frame.f_back, level + 1
+    return level
 
 
 def row_lengths(tensors: Sequence[Tensor]) -> list[int]:
@@ -283,9 +295,10 @@ def ranked(
     )
     if selected.nonfinite is not None:
         row, model = selected.nonfinite
+        name = called(own_labels(len(columns) - based))[model]
         raise InputError(
-            f"the {'task vector' if based else 'tensor'} of model {model} for {label(names, row)} has NaN or infinite "
-            "entries, so its magnitudes cannot be ranked. Repair the model, or merge without trimming (density 1)."
+            f"{'the task vector of ' if based else ''}{name} has NaN or infinite entries in {label(names, row)}, so "
+            "its magnitudes cannot be ranked. Repair the model, or merge without trimming (density 1)."
         )
     return selected
 

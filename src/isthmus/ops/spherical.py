@@ -24,6 +24,7 @@ from isthmus.reference.reductions import add_in_order
 from isthmus.spherical import Combination, Gram
 
 from ._begin import Operand, begin, like_operand, per_tensor, plan_without_vote
+from ._naming import called
 from ._validate import column, models_of, per_model
 from .selection import row_lengths
 
@@ -338,8 +339,7 @@ def _merge(
     if lengths is not None:
         vectors = [x.numel() // n for x, n in zip(columns[0], lengths, strict=True)]
     owners = [row for row, number in enumerate(vectors) for _ in range(number)]
-    labels = [f"{label} less the base" for label in labels[1:]] if based else labels
-    _refuse_nonfinite(rule, grams, labels, [names[row] for row in owners])
+    _refuse_nonfinite(rule, grams, labels, [names[row] for row in owners], based)
     if whole:
         total = add_in_order(grams.unbind(), torch.zeros_like(grams[0]))
         grams = total.expand_as(grams)
@@ -361,13 +361,14 @@ def _as_vectors(
     return columns, lengths, table
 
 
-def _refuse_nonfinite(rule: str, grams: Tensor, labels: Sequence[str], names: Sequence[str]) -> None:
+def _refuse_nonfinite(rule: str, grams: Tensor, labels: Sequence[str], names: Sequence[str], based: bool) -> None:
     squares = grams.diagonal(dim1=1, dim2=2)
     bad = (~squares.isfinite()).nonzero()
     if len(bad):
         vector, model = bad[0].tolist()
+        operand = called(labels)[model + based] + (" less the base" if based else "")
         raise InputError(
-            f"{rule} of {names[vector]}: {labels[model]} holds NaN or infinity, or its norm overflows float64; "
+            f"{rule} of {names[vector]}: {operand} holds NaN or infinity, or its norm overflows float64; "
             "expected finite values, whose angles exist. Repair the tensor, or merge it by another method."
         )
 
