@@ -30,7 +30,7 @@ Stats consensus(const Table& table, const Plan& given, bool wanted, int threads)
     const bool majority = plan.vote != Vote::none && plan.zero_sign == ZeroSign::majority;
 
     std::vector<Counts> counts(std::max(threads, 1));
-    const auto sweep = [&](const Table& over, int zero, bool note_kept) {
+    const auto sweep = [&](const Table& over, int zero, bool note_kept, bool note_cancelled) {
         for (Counts& c : counts) {
             c.rows.assign(rows, Tally{});
             c.kept.assign(note_kept ? rows * models : 0, 0);
@@ -39,7 +39,7 @@ Stats consensus(const Table& table, const Plan& given, bool wanted, int threads)
             Counts& c = counts[thread];
             Tally& tally = c.rows[r];
             if (note_kept) tally.kept = &c.kept[r * models];
-            if (majority) tally.to_revise = &c.to_revise;
+            if (note_cancelled) tally.to_revise = &c.to_revise;
             loop(range, plan, r, zero, tally);
         });
     };
@@ -60,9 +60,9 @@ Stats consensus(const Table& table, const Plan& given, bool wanted, int threads)
 
     const int sign = plan.zero_sign == ZeroSign::zero ? 0 : plan.zero_sign == ZeroSign::negative ? -1 : 1;
     if (!majority) {
-        sweep(table, sign, wanted);
+        sweep(table, sign, wanted, false);
     } else if (!in_place(table) && !ranked) {
-        sweep(table, 1, wanted);  // as if cancelled votes were positive
+        sweep(table, 1, wanted, true);  // as if cancelled votes were positive
         const std::vector<char> negative = negative_rows();
         std::size_t revisions = 0;
         for (const Counts& c : counts) revisions += c.to_revise.size();
@@ -83,7 +83,7 @@ Stats consensus(const Table& table, const Plan& given, bool wanted, int threads)
         // The majority is counted first.
         Table unwritten = table;
         for (Operand& output : unwritten.outputs) output.address = 0;
-        sweep(unwritten, 1, wanted);
+        sweep(unwritten, 1, wanted, false);
         const std::vector<char> negative = negative_rows();
         for_ranges(table, threads, [&](const Range& range, std::size_t r, int) {
             Tally ignored;

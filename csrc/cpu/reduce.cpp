@@ -24,6 +24,8 @@ template <class Body>
 std::vector<double> add_blocks(const Table& table, const std::int64_t* lengths, std::size_t width, int threads,
                                Body body) {
     const DefaultFloatEnvironment environment;
+    const std::int64_t longest =  // blocks that one thread sums up at a time
+        std::clamp<std::int64_t>(wave_bytes / (width * sizeof(double) * std::max(threads, 1)), 1, 64);
     std::vector<Run> runs;
     std::size_t groups = 0;
     std::int64_t bytes = 0;

@@ -20,7 +20,7 @@ namespace isthmus::cpu {
 namespace {
 
 constexpr std::int64_t segment = 1 << 16;         // elements swept at a time: equal magnitudes are counted for each
-constexpr std::int64_t run = 16;                  // elements sampled at one place: a cache line of float32
+constexpr std::int64_t run = 8;                   // elements sampled at one place: neighbours are alike
 constexpr std::int64_t largest_sample = 1 << 22;  // of all models together
 constexpr double margin = 6;                      // standard deviations of a sampled rank
 constexpr std::int64_t kept_bytes = 3 << 23;      // beside one hundredth of a model
@@ -355,7 +355,7 @@ class Group {
             int bin = bins;
             for (;; --bin) {
                 for (const auto& of : counts) above += of[s * (bins + 1) + bin];
-                if (bin < bins && above >= search.k) break;
+                if (bin == 0 || (bin < bins && above >= search.k)) break;
             }
             search.low += Key(bin) << shifts[s];
             search.high = std::min(search.high, search.low + ((Key{1} << shifts[s]) - 1));
@@ -397,6 +397,7 @@ Selection select_by(const Table& table, bool based, const std::vector<std::vecto
                     searches.push_back({k, q, ranks.of[at]});
                 }
             }
+        if (searches.empty()) return std::nullopt;
         if (const auto bad = group.find(searches, ranks.exact)) return bad;
         for (const Search<Key>& s : searches) {
             const std::size_t at = (g * models + s.model) * ranks.count + s.rank;

@@ -17,6 +17,7 @@ void visit_magnitudes(const Range& range, bool based, const std::int64_t* starts
                 const std::int64_t n = std::min(run, range.end - starts[s]);
                 tasks.read(starts[s], n);
                 tasks.load(0, n, nullptr, nullptr);
+                tasks.ask_for_next(n);
                 for (std::size_t k = 0; k < tasks.models(); ++k) {
                     const C* t = tasks.t[k];
                     K* out = keys[k];

@@ -121,6 +121,12 @@ class Tasks {
         for (std::size_t k = 0; k < range_.width; ++k) inputs_[k] = values(range_.inputs[k], begin, n, widened_[k]);
     }
 
+    // Ask for the n elements after the chunk last read: what is computed meanwhile would leave the memory idle.
+    void ask_for_next(std::int64_t n) const {
+        for (const S* x : inputs_)
+            for (std::int64_t i = 0; i < n; i += line / sizeof(S)) __builtin_prefetch(x + n + i);
+    }
+
     // Task vectors of the elements [from, to) of the chunk last read; with intervals only what survives, rescaled.
     void load(std::int64_t from, std::int64_t to, const Interval<C>* kept, const C* rescale) {
         const S* base = based_ ? inputs_[0] + from : nullptr;
@@ -136,9 +142,6 @@ class Tasks {
             if (based_) return subtract<true, true>(base, x, out, kept + k, rescale + k, to - from, models);
             subtract<false, true>(base, x, out, kept + k, rescale + k, to - from, models);
         });
-        // What is computed next leaves the memory idle, so ask for the chunk after this one.
-        for (const S* x : inputs_)
-            for (std::int64_t i = 0; i < chunk; i += line / sizeof(S)) __builtin_prefetch(x + to + i);
     }
 
    private:
@@ -272,6 +275,7 @@ class Survivors {
                 tasks.load(from - begin, to - begin, trimming.intervals.data(), trimming.rescale.data());
             }
         }
+        tasks.ask_for_next(n);
     }
 
    private:
