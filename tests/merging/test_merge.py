@@ -601,6 +601,38 @@ def test_merge_into_a_module_bound_to_a_flat_state():
         assert torch.equal(flat["head.weight"], isthmus.merge([net(1), net(2)])["head.weight"])
 
 
+class First(methods.Registered):
+    """A method of one's own that need not be registered."""
+
+    name, source = "first", "here"
+    function = staticmethod(lambda tensors, base, weights: tensors[0])
+
+
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("linear", {}),
+        ("sce", {}),
+        (First, {}),
+        ("fisher", {"fishers": [{"v": torch.ones(4, 4)}] * 2}),
+        ("regmean", {"grams": [{"v": torch.eye(4)}] * 2}),
+    ],
+)
+@pytest.mark.parametrize("progress", [None, lambda done, total: None])
+def test_a_tensor_that_is_read_under_another_key_is_not_written(method, options, progress):
+    target, other = (nn.ParameterDict({key: torch.randn(4, 4) for key in "vw"}) for _ in range(2))
+    before = {key: value.detach().clone() for key, value in target.items()}
+    crossed = {"v": target["w"].detach(), "w": target["v"].detach()}
+    options = {"method": method, "base": other if method == "sce" else None, "progress": progress, **options}
+    with pytest.raises(InputError, match=r"'[vw]' of the module ParameterDict and '[vw]' of model 2 overlap in memory"):
+        isthmus.merge_into(target, [other, crossed], **options)
+    turned = {"v": other["v"], "w": target["w"].detach().t()}
+    with pytest.raises(InputError, match="'w' of the module ParameterDict and 'w' of model 1 overlap in memory"):
+        isthmus.merge_into(target, [turned, other], **options)
+    assert isthmus.diff(target, before).equal
+    isthmus.merge_into(target, [target, other], **options)
+
+
 def test_only_modules_are_written_to(tmp_path):
     path = tmp_path / "a.safetensors"
     save_state(path, net(1).state_dict())

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import isthmus
-from isthmus import ops
+from isthmus import methods, ops
 from isthmus.errors import InputError, IsthmusWarning
 from isthmus.io import save_state
 
@@ -61,12 +61,14 @@ def test_names_of_a_merge_end_with_it():
 
 
 def test_a_method_of_ones_own_calls_its_tensors_as_the_ops_do():
-    @isthmus.register_method("own_ranked", replace=True)
-    def own_ranked(tensors, base, weights):
-        return ops.consensus(tensors[1:], density=0.5)  # its tensors[0] is the second model's
+    class Own(methods.Registered):
+        name, source = "own", "here"
+        function = staticmethod(lambda tensors, base, weights: ops.consensus(tensors[1:], density=0.5))
 
     with pytest.raises(InputError, match=r"^tensors\[0\] has NaN"):
-        isthmus.merge([model(1.0, 2.0, 3.0), model(1.0, math.nan, 3.0)], method="own_ranked")
+        isthmus.merge(
+            [model(1.0, 2.0, 3.0), model(1.0, math.nan, 3.0)], method=Own
+        )  # the second model's is its tensors[0]
 
 
 @pytest.mark.filterwarnings("default::isthmus.errors.IsthmusWarning")

@@ -146,7 +146,7 @@ def merge_into(
     """Merge models into a module's own parameters and buffers, in place.
 
     As ``merge``, except that the module's dtypes, devices and ties count, and that what is not merged stays as it is in
-    the module. The module may be one of the models. Its parameters stay the same objects, and their version counters
+    the module. The module may be one of the models, or share tensors with them under the same keys. Its parameters stay the same objects, and their version counters
     rise, so that a backward pass through overwritten values is an error.
 
     Args:
@@ -165,8 +165,8 @@ def merge_into(
 
     Raises:
         InputError: ``module`` is not a module, or as for ``merge``. What is found before any work leaves the module as
-            it was; what only the work brings to light, such as a NaN where magnitudes are ranked, may leave some
-            tensors merged.
+            it was; what only the work brings to light, such as a result of one's own method that has the
+            wrong shape, or with ``progress`` a NaN where magnitudes are ranked, may leave some tensors merged.
         FileError: a file is missing or not a safetensors file.
         BackendError: the backend is not available here.
     """
@@ -176,6 +176,7 @@ def merge_into(
         )
     target = read_model(module, f"the module {type(module).__name__}")
     task = _prepare(models, base, method, preset, weights, only, skip, None, backend, options, target)
+    task.refuse_overlap()
     report = task.run({key: target.tensors[key] for key in task.entries.rules}, progress, return_report)
     with torch.no_grad():
         for key, value in task.entries.copied.items():
@@ -218,11 +219,11 @@ class _Task:
     def run(self, state: State, progress: Progress | None, reporting: bool) -> MergeReport | None:
         """Merge into the tensors of ``state``."""
         keys = self.entries.merged
-        looks_at_base = self.base is not None and self.method.base != "unused"
+        origin = self._origin
         rows = Rows(
             keys,
             [self._column(model) for model in self.models],
-            self._column(self.base) if self.base is not None and looks_at_base else None,
+            None if origin is None else self._column(origin),
             [state[key] for key in keys],
             self.per_model,
             self.per_row,
@@ -253,6 +254,25 @@ class _Task:
             norms=norms,
             parts=parts,
         )
+
+    @property
+    def _origin(self) -> Model | None:
+        """The base, if the method looks at it."""
+        return None if self.method.base == "unused" else self.base
+
+    def refuse_overlap(self) -> None:
+        """Check that no tensor of the lead, which is written to, is one of another key in what is read."""
+        keys = self.entries.merged
+        outputs = [
+            ops.Placed(f"{key!r} of {self.lead.name}", row, self.lead.tensors[key]) for row, key in enumerate(keys)
+        ]
+        inputs = [
+            ops.Placed(f"{key!r} of {model.name}", row, model.tensors[key])
+            for model in (self._origin, *self.models)
+            if model is not None
+            for row, key in enumerate(keys)
+        ]
+        ops.refuse_overlap(outputs, inputs)
 
     def _naming(self) -> AbstractContextManager[None]:
         """While it lasts, errors and warnings of the ops call models as everywhere in a merge."""

@@ -20,6 +20,7 @@ from isthmus._dispatch import choose as choose_backend
 from isthmus.reference import Stats
 
 from ._naming import naming
+from ._overlap import Placed, refuse_overlap
 from ._validate import DTYPES
 from .consensus import consensus
 from .elementwise import lerp, weighted_sum
@@ -29,6 +30,7 @@ from .spherical import gram, karcher, model_stock, multislerp, nuslerp, slerp
 
 __all__ = [
     "DTYPES",
+    "Placed",
     "Stats",
     "Thresholds",
     "arcee_fusion",
@@ -45,6 +47,7 @@ __all__ = [
     "nuslerp",
     "ram",
     "ram_plus",
+    "refuse_overlap",
     "sce",
     "slerp",
     "thresholds",

@@ -13,6 +13,7 @@ from isthmus import _dispatch
 from isthmus.errors import InputError
 
 from ._naming import own_labels
+from ._overlap import Placed, refuse_overlap
 
 DTYPES = (
     torch.float64,
@@ -152,7 +153,14 @@ def validate(columns: Sequence[list[Tensor]], names: Sequence[str], out: list[Te
     for index, row in enumerate(zip(*everything, strict=True)):
         _validate_row(row, [f"{label}[{index}]" if len(columns[0]) > 1 else label for label in labels])
     if out is not None and not compiling:
-        _refuse_overlap(columns, names, out)
+        refuse_overlap(
+            [Placed(f"out[{row}]", row, tensor) for row, tensor in enumerate(out)],
+            [
+                Placed(f"{name}[{row}]", row, tensor)
+                for name, column in zip(names, columns, strict=True)
+                for row, tensor in enumerate(column)
+            ],
+        )
     return None
 
 
@@ -189,45 +197,6 @@ def _validate_row(row: Sequence[Tensor], labels: Sequence[str]) -> None:
             raise InputError(
                 f"{label} is on {tensor.device}, expected {first.device} as {labels[0]}; move one of them."
             )
-
-
-def _refuse_overlap(columns: Sequence[list[Tensor]], names: Sequence[str], out: list[Tensor]) -> None:
-    """Check that each output is disjoint from all inputs and outputs, or is exactly an input of its own row."""
-    for index, target in enumerate(out):
-        if target.is_conj() or target.is_neg():
-            raise InputError(
-                f"out[{index}] is a lazily conjugated or negated view; pass a tensor with memory of its own."
-            )
-    spans = [(*_span(tensor), index, "out", tensor) for index, tensor in enumerate(out)]
-    for name, column in zip(names, columns, strict=True):
-        spans += [(*_span(tensor), index, name, tensor) for index, tensor in enumerate(column)]
-    spans.sort(key=lambda span: span[:2])
-    open_spans: list[tuple[int, int, int, str, Tensor]] = []
-    for span in spans:
-        start, stop, index, name, tensor = span
-        open_spans = [other for other in open_spans if other[1] > start]
-        for _, _, other_index, other_name, other in open_spans if start < stop else ():
-            same = index == other_index and name != other_name and _is_same(tensor, other)
-            if "out" in (name, other_name) and not same:
-                first, second = sorted([f"{name}[{index}]", f"{other_name}[{other_index}]"], reverse=True)
-                raise InputError(
-                    f"{first} and {second} overlap in memory; an output must be disjoint from every input, "
-                    "or be exactly one input of its own place."
-                )
-        open_spans.append(span)
-
-
-def _span(tensor: Tensor) -> tuple[int, int]:
-    """First address of a tensor and the one after its last, an upper bound of the memory it covers."""
-    start = tensor.data_ptr()
-    if tensor.numel() == 0:
-        return start, start
-    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
-    return start, start + (last + 1) * tensor.element_size()
-
-
-def _is_same(x: Tensor, y: Tensor) -> bool:
-    return (x.data_ptr(), x.dtype, x.shape, x.stride()) == (y.data_ptr(), y.dtype, y.shape, y.stride())
 
 
 def any_requires_grad(factor: object, columns: Sequence[list[Tensor]], table: Any) -> bool:
