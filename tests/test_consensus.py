@@ -642,6 +642,7 @@ ONES = torch.ones(3)
         (lambda: ops.consensus([ONES], scaling_factor=float("inf")), "scaling_factor is inf"),
         (lambda: ops.consensus([ONES], scaling_factor=torch.ones(2)), r"scaling_factor is a tensor of shape \(2,\)"),
         (lambda: ops.consensus([ONES], scope="layer"), "scope='layer' is not known; the values are 'global', 'tensor'"),
+        (lambda: ops.consensus([ONES], min_kept=-1), "min_kept is -1, expected an integer of at least 0"),
         (lambda: ops.consensus([ONES], sparsify="dare"), "sparsify='dare' is not known"),
         (lambda: ops.consensus([ONES], ties="first"), "ties='first'"),
         (lambda: ops.consensus([ONES], rescale="l2"), "rescale='l2'"),

@@ -15,7 +15,7 @@ from isthmus.errors import InputError
 from isthmus.reference import Cuts, Groups, Plan, Random, Stats, random_keys
 
 from ._validate import any_requires_grad, column, models_of, option, per_model, refuse_gradient_of_out, validate
-from .selection import SCOPES, TIES, Thresholds, find, ranked, refuse_complex, row_lengths, row_names
+from .selection import SCOPES, TIES, Thresholds, check_min_kept, find, ranked, refuse_complex, row_lengths, row_names
 
 SPARSIFY = ("magnitude", "none", "random", "magnitude_random", "outliers")
 RESCALE = ("none", "inverse_density", "l1")
@@ -210,6 +210,7 @@ def consensus(
         ("divisor", divisor, DIVISORS),
     ):
         option(name, value, known)
+    check_min_kept(min_kept)
     targets = None if out is None else column(out, "out")
     table = validate(columns, labels, targets)
     rows = len(columns[0])

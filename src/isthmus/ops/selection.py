@@ -125,6 +125,7 @@ def thresholds(
         columns, labels = [column(base, "base"), *columns], ["base", *labels]
     option("scope", scope, SCOPES)
     option("ties", ties, TIES)
+    check_min_kept(min_kept)
     table = validate(columns, labels, None)
     if not columns[0]:
         raise InputError("thresholds got empty lists; give at least one tensor for each model.")
@@ -164,8 +165,6 @@ def find(
 ) -> list[Thresholds]:
     """The thresholds for each of ``densities``, from validated arguments; see ``thresholds``."""
     refuse_complex(columns[0], names)
-    if not (hasattr(min_kept, "__index__") and min_kept >= 0):
-        raise InputError(f"min_kept is {min_kept!r}, expected an integer of at least 0.")
     models = len(columns) - based
     lengths = row_lengths(columns[0]) if scope == "row" else None
     sizes = [(x.numel(), 1) for x in columns[0]]  # of the groups of each row: their length and number
@@ -212,6 +211,12 @@ def find(
             _warn_of_excess(keep.value, kept, asked)
         results.append(Thresholds(keep, drop, scope, lengths, kept))
     return results
+
+
+def check_min_kept(min_kept: Any) -> None:
+    """Check that ``min_kept`` is a count."""
+    if not (hasattr(min_kept, "__index__") and min_kept >= 0):
+        raise InputError(f"min_kept is {min_kept!r}, expected an integer of at least 0.")
 
 
 def _ranks(p: float, gamma: float, n: int, min_kept: int, exact: bool) -> tuple[int, int]:
