@@ -14,7 +14,7 @@ from isthmus.errors import InputError
 @pytest.fixture
 def registry(monkeypatch):
     """Forget afterwards what a test registers."""
-    monkeypatch.setattr(methods, "_registered", {})
+    monkeypatch.setattr(methods.registry, "_registered", {})
 
 
 def test_available_says_what_is_needed_of_every_option():
@@ -123,8 +123,8 @@ def test_defaults_of_the_mergekit_preset(name, normalize, rescale):
         (("TIES", {}), "no merge method 'TIES'. Did you mean 'ties'"),
         (("dare_linear", {}), "'dare_linear' is dare here"),
         ((int, {}), "no merge method <class 'int'>. The methods are"),
-        ((methods.Summed, {}), "no merge method <class 'isthmus.methods.Summed'>"),
-        ((methods.Summed(), {}), "no merge method <class 'isthmus.methods.Summed'>"),
+        ((methods.Summed, {}), "no merge method <class 'isthmus.methods.consensus.Summed'>"),
+        ((methods.Summed(), {}), "no merge method <class 'isthmus.methods.consensus.Summed'>"),
         ((3, {}), "no merge method 3"),
         (("ties", {"densty": 0.1}), "ties has no option 'densty'. Did you mean 'density'"),
         (("ties", {"lambda": 0.1}), "'lambda' is called scaling_factor here"),
