@@ -146,8 +146,8 @@ def merge_into(
     """Merge models into a module's own parameters and buffers, in place.
 
     As ``merge``, except that the module's dtypes, devices and ties count, and that what is not merged stays as it is in
-    the module. The module may be one of the models, or share tensors with them under the same keys. Its parameters stay the same objects, and their version counters
-    rise, so that a backward pass through overwritten values is an error.
+    the module. The module may be one of the models, or share tensors with them under the same keys. Its parameters stay
+    the same objects, and their version counters rise, so that a backward pass through overwritten values is an error.
 
     Args:
         module: what is written to; it needs the tensors of the models.
