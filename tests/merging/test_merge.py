@@ -550,6 +550,58 @@ def test_seeds_repeat_a_merge_and_report_the_spread():
         isthmus.merge([model], base=base, method="dare", density=0.25, seeds=[1], seed=2)
 
 
+class Counting(nn.Linear):
+    """A layer with a state that is no tensor."""
+
+    def __init__(self, steps):
+        super().__init__(2, 2)
+        self.steps = steps
+
+    def get_extra_state(self):
+        return {"steps": self.steps}
+
+    def set_extra_state(self, state):
+        self.steps = state["steps"]
+
+
+def test_entries_that_are_no_tensors_are_refused_by_name_or_skipped():
+    first, second, base = (nn.Sequential(Counting([step]), nn.Linear(2, 1)) for step in (1, 2, 3))
+    key = "0._extra_state"
+    with pytest.raises(InputError, match=rf"'{key}' of model 1 is a dict.*'{key}' of model 2 is a dict.*skip="):
+        isthmus.merge([first, second])
+    with pytest.raises(InputError, match=f"'{key}' of the base is a dict, expected a tensor"):
+        isthmus.merge([first, second], base=base, skip="1.weight")
+    merged, report = isthmus.merge([first, second], skip="*._extra_state", return_report=True)
+    assert list(merged) == list(first.state_dict())
+    assert merged[key] == {"steps": [1]}
+    assert merged[key]["steps"] is not first[0].steps
+    assert key not in report.entries
+    mean = torch.stack([first[0].weight, second[0].weight]).mean(0)
+    assert torch.allclose(merged["0.weight"], mean)
+    assert isthmus.merge([first, second], base=base, skip=key)[key] == {"steps": [3]}
+    assert isthmus.merge([first, second], only="1.*")[key] == {"steps": [1]}
+    missing, tensor = second.state_dict(), {**second.state_dict(), key: torch.ones(1)}
+    del missing[key]
+    for other in (missing, tensor):
+        assert isthmus.merge([first, other], skip=key)[key] == {"steps": [1]}
+        with pytest.raises(InputError, match=f"'{key}' of model 1 is a dict, expected a tensor"):
+            isthmus.merge([first, other])
+    assert key not in isthmus.merge([missing, first], skip=key)
+    base.load_state_dict(merged)
+    assert base[0].steps == [1]
+    isthmus.merge_into(second, [first, second], skip=key)
+    assert second[0].steps == [2]
+    assert torch.allclose(second[0].weight, mean)
+    with pytest.raises(InputError, match=f"'{key}' of the module Sequential is a dict"):
+        isthmus.merge_into(second, [missing, missing])
+
+
+@pytest.mark.parametrize("read", [isthmus.diff, isthmus.TaskVector, lambda a, b: isthmus.greedy_soup([a, b], id)])
+def test_entries_that_are_no_tensors_are_refused_elsewhere(read):
+    with pytest.raises(InputError, match=r"'_extra_state' of .* is a dict, expected a tensor"):
+        read(Counting(1), Counting(2))
+
+
 # Into a module
 
 

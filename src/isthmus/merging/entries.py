@@ -59,18 +59,24 @@ def find_entries(
         base: the base, if there is one.
         lead: whose keys, ties and skipped entries the result has: the base, the first model or the module written to.
         only: patterns of canonical keys; nothing else is merged.
-        skip: patterns of canonical keys that are not merged, and may be missing or differ in shape.
+        skip: patterns of canonical keys that are not merged, and may be missing, differ in shape, or be no tensors.
 
     Raises:
         InputError: a pattern matches nothing; or entries cannot be merged, with a list of all of them.
     """
     everyone = [lead, *(model for model in (base, *models) if model is not None and model is not lead)]
-    known = {key for model in everyone for key in model.tensors}
+    known = {key for model in everyone for key in model.order}
     wanted, unwanted = _checked(only, "only", known), _checked(skip, "skip", known)
     chosen = {key for key in known if _is_chosen(key, wanted, unwanted)}
     aliases = first_aliases(lead.tensors)
     first = {key: aliases[key] for key in lead.tensors}
-    problems = _split_ties(first, chosen)
+    problems = [
+        f"{key!r} of {model.name} is a {type(value).__name__}, expected a tensor"
+        for model in everyone
+        for key, value in model.others.items()
+        if key in chosen
+    ]
+    problems += _split_ties(first, chosen)
     for other in everyone[1:]:
         problems += _mismatches(lead, other, chosen, first)
     rules: dict[str, str] = {}
@@ -176,7 +182,7 @@ def _mismatches(lead: Model, other: Model, chosen: set[str], first: dict[str, st
 
 
 def _lacks(key: str, model: Model, chosen: set[str]) -> bool:
-    return key in chosen and key not in model.tensors
+    return key in chosen and key not in model.tensors and key not in model.others
 
 
 def _unequal(lead: Model, other: Model, rules: dict[str, str]) -> list[str]:

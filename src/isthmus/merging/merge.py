@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import operator
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -88,8 +89,9 @@ def merge(
         weights: for methods that have weights: a number per model. Like other numbers they may differ from key to key,
             see ``isthmus.methods``; a tied tensor goes by its first key in sorted order.
         only: a pattern of canonical keys, as for ``fnmatch``, or several: nothing else is merged.
-        skip: a pattern or several of what is not merged, and may be missing in some models or have other shapes.
-            Entries that are not merged are the base's, or without one the first model's.
+        skip: a pattern or several of what is not merged, and may be missing in some models, have other shapes or be no
+            tensors, such as a module's extra state. Entries that are not merged are the base's, or without one the
+            first model's.
         dtype: of the result's real floating-point entries, merged or not; by default those of the base, or without one
             of the first model. They are rounded once.
         seeds: for methods with random masks: merge once with each seed.
@@ -165,8 +167,8 @@ def merge_into(
 
     Raises:
         InputError: ``module`` is not a module, or as for ``merge``. What is found before any work leaves the module as
-            it was; what only the work brings to light, such as a result of one's own method that has the
-            wrong shape, or with ``progress`` a NaN where magnitudes are ranked, may leave some tensors merged.
+            it was; what only the work brings to light, such as a result of one's own method that has the wrong
+            shape, or with ``progress`` a NaN where magnitudes are ranked, may leave some tensors merged.
         FileError: a file is missing or not a safetensors file.
         BackendError: the backend is not available here.
     """
@@ -174,7 +176,7 @@ def merge_into(
         raise InputError(
             f"merge_into got a {type(module).__name__} to write to, expected a module; merge returns a new state dict."
         )
-    target = read_model(module, f"the module {type(module).__name__}")
+    target = read_model(module, f"the module {type(module).__name__}", others=True)
     task = _prepare(models, base, method, preset, weights, only, skip, None, backend, options, target)
     task.refuse_overlap()
     report = task.run({key: target.tensors[key] for key in task.entries.rules}, progress, return_report)
@@ -204,7 +206,11 @@ class _Task:
         """The merged model as new tensors, and the report if it is wanted."""
         state = {key: self._new(key, rule) for key, rule in self.entries.rules.items()}
         report = self.run(state, progress, reporting)
-        return {key: state[first] for key, first in self.entries.first.items()}, report
+        merged: dict[str, Any] = {
+            key: state[self.entries.first[key]] if key in self.entries.first else copy.deepcopy(self.lead.others[key])
+            for key in self.lead.order
+        }
+        return merged, report
 
     def _new(self, key: str, rule: str) -> Tensor:
         """The result's tensor: uninitialised for what is merged, else a copy."""
@@ -323,8 +329,8 @@ def _prepare(
     sources = list(models)
     _check_count(chosen, len(sources))
     _check_base(chosen, sources, base)
-    read = [read_model(model, f"model {index}") for index, model in enumerate(sources, start=1)]
-    origin = None if base is None else read_model(base, "the base")
+    read = [read_model(model, f"model {index}", others=True) for index, model in enumerate(sources, start=1)]
+    origin = None if base is None else read_model(base, "the base", others=True)
     lead = target or origin or read[0]
     entries = find_entries(read, origin, lead, only=only, skip=skip)
     by_model, by_row = numbers(chosen, entries.merged, len(read))

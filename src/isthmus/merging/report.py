@@ -85,7 +85,7 @@ class MergeReport:
         prefixes: model -> the prefix that was stripped from all its keys, where there was one.
         dtype_changes: key -> dtypes of base and models, and of the result, where they are not all the same.
         thresholds: for each model the least magnitude that survives, where whole models are ranked.
-        entries: first alias -> what became of the entry, in sorted order.
+        entries: first alias of each tensor -> what became of it, in sorted order.
     """
 
     method: str

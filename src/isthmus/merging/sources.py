@@ -21,11 +21,15 @@ class Model(NamedTuple):
         name: what error messages call it.
         tensors: canonical key -> tensor, in the order of the source.
         prefix: what was stripped from every key.
+        others: canonical key -> what is not a tensor, such as a module's extra state.
+        order: all canonical keys, in the order of the source.
     """
 
     name: str
     tensors: dict[str, Tensor]
     prefix: str
+    others: dict[str, object]
+    order: list[str]
 
 
 def read_state(source: Source, name: str) -> tuple[Mapping[str, Tensor], str]:
@@ -52,16 +56,17 @@ def read_state(source: Source, name: str) -> tuple[Mapping[str, Tensor], str]:
     )
 
 
-def read_model(source: Source, name: str) -> Model:
-    """The tensors of a source by canonical key.
+def read_model(source: Source, name: str, *, others: bool = False) -> Model:
+    """The entries of a source by canonical key.
 
     Args:
         source: a module, a state dict, a ``FlatState``, or the path of a safetensors file.
         name: what error messages call it.
+        others: whether entries may be something else than tensors.
 
     Raises:
-        InputError: the source is none of these, a key is not a string, or an entry is not a plain dense tensor (a
-            DTensor, for instance).
+        InputError: the source is none of these, a key is not a string, a tensor is not plain and dense (a DTensor, for
+            instance), or an entry is none and may not be.
         FileError: the file is missing or not a safetensors file.
     """
     state, name = read_state(source, name)
@@ -69,6 +74,8 @@ def read_model(source: Source, name: str) -> Model:
         if not isinstance(key, str):
             raise InputError(f"{name} has the key {key!r}, a {type(key).__name__}, expected names of tensors.")
     canonical = canonical_keys(state)
-    tensors = {canonical[key]: plain_tensor(value, key, name) for key, value in state.items()}
+    odd = {key: value for key, value in state.items() if others and not isinstance(value, Tensor)}
+    tensors = {canonical[key]: plain_tensor(value, key, name) for key, value in state.items() if key not in odd}
     first = next(iter(canonical), "")
-    return Model(name, tensors, first.removesuffix(canonical.get(first, "")))
+    prefix = first.removesuffix(canonical.get(first, ""))
+    return Model(name, tensors, prefix, {canonical[key]: value for key, value in odd.items()}, list(canonical.values()))

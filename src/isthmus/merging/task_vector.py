@@ -184,7 +184,7 @@ class TaskVector:
         origin = read_model(base, "the base")
         exact = {key: tensor for key, tensor in origin.tensors.items() if not _has_task_vector(tensor)}
         own = {key: tensor for key, tensor in self._lead.tensors.items() if _has_task_vector(tensor)}
-        held = Model("the task vector", {**exact, **own}, "")
+        held = Model("the task vector", {**exact, **own}, "", {}, [*exact, *own])
         entries = find_entries([held], origin, origin)
         result = {
             key: value.clone()
