@@ -700,6 +700,17 @@ def test_a_failed_merge_leaves_the_module():
     assert isthmus.diff(target, before).equal
 
 
+@pytest.mark.parametrize("method", ["sce", "arcee_fusion", "ram", "ram_plus", "ties", "slerp", "model_stock"])
+def test_a_nan_in_the_last_tensor_leaves_the_module(method):
+    target, before = net(4), net(4)
+    models = [net(1)] if method == "arcee_fusion" else [net(1), net(2)]
+    with torch.no_grad():
+        models[-1]["trunk"][2].weight[-1, -1] = math.nan
+    with pytest.raises(InputError, match=r"trunk\.2\.weight"):
+        isthmus.merge_into(target, models, base=net(3), method=method)
+    assert isthmus.diff(target, before).equal
+
+
 # Properties
 
 values = st.floats(-1e3, 1e3, width=32)
