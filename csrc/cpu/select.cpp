@@ -21,6 +21,7 @@ namespace {
 
 constexpr std::int64_t segment = 1 << 16;         // elements swept at a time: equal magnitudes are counted for each
 constexpr std::int64_t run = 8;                   // elements sampled at one place: neighbours are alike
+constexpr std::int64_t fewest = 1 << 13;          // elements of a group that is sampled
 constexpr std::int64_t largest_sample = 1 << 22;  // of all models together
 constexpr double margin = 6;                      // standard deviations of a sampled rank
 constexpr std::int64_t kept_bytes = 3 << 23;      // beside one hundredth of a model
@@ -119,8 +120,11 @@ class Group {
 
     // Guess a bracket for each search from runs of elements, one at random in each of as many equal parts.
     void guess(std::vector<Search<Key>>& searches) const {
-        if (elements_ < segment) return;  // all magnitudes are soon kept
-        const std::int64_t wanted = std::min<std::int64_t>(elements_ / 128, largest_sample / models_) / run;
+        if (elements_ < fewest) return;  // all magnitudes are soon kept
+        // A sample of m leaves about n / sqrt(m) magnitudes in a bracket: this m keeps both small.
+        const double root = std::cbrt(static_cast<double>(elements_));
+        const std::int64_t wanted =
+            std::min<std::int64_t>(2 * root * root, std::max<std::int64_t>(largest_sample / models_, 1 << 10)) / run;
         const std::int64_t stride = elements_ / wanted;
         std::vector<std::vector<std::int64_t>> starts(segments_.size());
         std::int64_t sampled = 0, segment_start = 0;
