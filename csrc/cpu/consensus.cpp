@@ -40,7 +40,7 @@ Stats consensus(const Table& table, const Plan& given, bool wanted, int threads)
             Tally& tally = c.rows[r];
             if (note_kept) tally.kept = &c.kept[r * models];
             if (note_cancelled) tally.to_revise = &c.to_revise;
-            loop(range, plan, r, zero, tally);
+            loop(&range, 1, plan, r, zero, tally);
         });
     };
     // Whether cancelled votes of each row are negative: a majority of nothing counts as negative.
@@ -69,14 +69,20 @@ Stats consensus(const Table& table, const Plan& given, bool wanted, int threads)
         if (revisions > 0) {
             const int parts = useful_threads(revisions * chunk * size_of(Dtype::f32) * table.width, threads);
             run_parallel(parts, [&](int k) {
-                std::size_t i = 0;
-                for (const Counts& c : counts)
-                    for (const Revision& v : c.to_revise) {
-                        if (static_cast<int>(i++ % parts) != k || !negative[v.row]) continue;
+                std::vector<Range> ranges;  // of one row
+                for (const Counts& c : counts) {
+                    const std::size_t to = c.to_revise.size() * (k + 1) / parts;
+                    for (std::size_t i = c.to_revise.size() * k / parts; i < to; ++i) {
+                        const Revision& v = c.to_revise[i];
+                        if (negative[v.row])
+                            ranges.push_back(
+                                {table.row(v.row), table.width, table.outputs[v.row], v.begin, v.end, false});
+                        if (ranges.empty() || (i + 1 < to && c.to_revise[i + 1].row == v.row)) continue;
                         Tally ignored;
-                        loop(Range{table.row(v.row), table.width, table.outputs[v.row], v.begin, v.end, false}, plan,
-                             v.row, -1, ignored);
+                        loop(ranges.data(), ranges.size(), plan, v.row, -1, ignored);
+                        ranges.clear();
                     }
+                }
             });
         }
     } else {
@@ -87,7 +93,7 @@ Stats consensus(const Table& table, const Plan& given, bool wanted, int threads)
         const std::vector<char> negative = negative_rows();
         for_ranges(table, threads, [&](const Range& range, std::size_t r, int) {
             Tally ignored;
-            loop(range, plan, r, negative[r] ? -1 : 1, ignored);
+            loop(&range, 1, plan, r, negative[r] ? -1 : 1, ignored);
         });
     }
 

@@ -296,20 +296,23 @@ bool is_usual(const Range& range, const Plan& plan, const Tally& tally) {
            plan.random.keys == nullptr && plan.merge != MergeFunc::max && tally.kept == nullptr;
 }
 
-inline void consensus(const Range& range, const Plan& plan, std::size_t row, int zero, Tally& tally) {
-    with_task_types(range, [&](auto stored, auto computed) {
+inline void consensus(const Range* ranges, std::size_t count, const Plan& plan, std::size_t row, int zero,
+                      Tally& tally) {
+    const Range& first = ranges[0];
+    with_task_types(first, [&](auto stored, auto computed) {
         using S = decltype(stored);
         using C = decltype(computed);
-        Consensus<S, C> rule(range, plan, row, zero, tally);
+        Consensus<S, C> rule(first, plan, row, zero, tally);
         if constexpr (!std::is_same_v<S, double>) {
-            const auto fuse = [&](auto count) {
-                for_chunks<S>(range, [&](std::int64_t begin, std::int64_t n, S* out) {
-                    rule.template fused<count>(begin, n, out);
-                });
+            const auto fuse = [&](auto models) {
+                for (std::size_t i = 0; i < count; ++i)
+                    for_chunks<S>(ranges[i], [&](std::int64_t begin, std::int64_t n, S* out) {
+                        rule.template fused<models>(begin, n, out);
+                    });
             };
-            if (is_usual<S>(range, plan, tally)) {
+            if (is_usual<S>(first, plan, tally)) {
                 static_assert(group == 8);
-                switch (range.width - plan.based) {
+                switch (first.width - plan.based) {
                     case 1: return fuse(std::integral_constant<std::size_t, 1>{});
                     case 2: return fuse(std::integral_constant<std::size_t, 2>{});
                     case 3: return fuse(std::integral_constant<std::size_t, 3>{});
@@ -321,10 +324,14 @@ inline void consensus(const Range& range, const Plan& plan, std::size_t row, int
                 }
             }
         }
-        if (range.output.address != 0)
-            return for_chunks<C>(range, [&](std::int64_t begin, std::int64_t n, C* out) { rule(begin, n, out); });
         alignas(line) C unwritten[chunk];
-        for (std::int64_t begin = range.begin; begin < range.end; begin += chunk)
-            rule(begin, std::min(chunk, range.end - begin), unwritten);
+        for (std::size_t i = 0; i < count; ++i) {
+            const Range& range = ranges[i];
+            if (range.output.address != 0)
+                for_chunks<C>(range, [&](std::int64_t begin, std::int64_t n, C* out) { rule(begin, n, out); });
+            else
+                for (std::int64_t begin = range.begin; begin < range.end; begin += chunk)
+                    rule(begin, std::min(chunk, range.end - begin), unwritten);
+        }
     });
 }

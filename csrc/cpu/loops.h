@@ -37,7 +37,7 @@ template <class Key>
 struct Bracket {
     Key low = 0, high = 0;
     std::int64_t above = 0, at_high = 0, at_low = 0;
-    Key* found = nullptr;
+    Key* found = nullptr;                  // room for one more than the capacity
     std::int64_t count = 0, capacity = 0;  // a count beyond the capacity was not kept
 };
 
@@ -49,8 +49,9 @@ struct Loops {
     const char* name;
     void (*lerp)(const Range&, double weight);
     void (*weighted_sum)(const Range&, const double* weights);
-    // `zero` is the sign of cancelled votes, or 0 for none; an output at address 0 is not written.
-    void (*consensus)(const Range&, const Plan&, std::size_t row, int zero, Tally&);
+    // Over ranges of one row. `zero` is the sign of cancelled votes, or 0 for none; an output at address 0 is not
+    // written.
+    void (*consensus)(const Range* ranges, std::size_t count, const Plan&, std::size_t row, int zero, Tally&);
     // The sums of |t| before and after trimming, for each block of a range that begins with one: sums[block][model][2].
     void (*l1)(const Range&, const Plan&, std::size_t row, double* sums);
     // The dot products, likewise: sums[block][model][model], lower triangle.

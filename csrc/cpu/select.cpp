@@ -204,7 +204,7 @@ class Group {
                 bracket.low = s->low;
                 bracket.high = s->high;
                 bracket.capacity = std::min(share, mine);
-                part.kept.emplace_back(new Key[bracket.capacity]);
+                part.kept.emplace_back(new Key[bracket.capacity + 1]);
                 bracket.found = part.kept.back().get();
                 part.brackets.push_back(bracket);
             }
