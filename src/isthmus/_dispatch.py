@@ -165,7 +165,7 @@ def select(
     if _chooses_cpp(columns, backend, table):
         module = _native.cpu()
         found = module.select(
-            table or _contiguous_table(module, columns),
+            table or _input_table(module, columns),
             based,
             groups.whole,
             groups.lengths,
@@ -193,19 +193,17 @@ def consensus(
         return [], None
     counts = None
     if _chooses_cpp(columns, backend, table):
-        module = _native.cpu()
-        late: list[tuple[Tensor, Tensor]] = []
-        if table is not None:
-            outputs = _empty_like(columns[0]) if out is None else out
-            if out is None:
-                table.set_outputs(outputs)
-        else:
-            outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
-            table = _contiguous_table(module, columns, outputs, late)
-        counted = module.consensus(table, _plan(module, plan), stats, torch.get_num_threads())
-        for target, result in late:
-            target.copy_(result)
-        counts = reference.Stats(*map(torch.from_numpy, counted)) if stats else None
+        counted: list[Any] = []
+        outputs = _run_cpp(
+            columns,
+            out,
+            table,
+            lambda module, table: counted.append(
+                module.consensus(table, _plan(module, plan), stats, torch.get_num_threads())
+            ),
+            c_order=True,
+        )
+        counts = reference.Stats(*map(torch.from_numpy, counted[0])) if stats else None
     else:
         dtypes = None if out is None else [target.dtype for target in out]
         results, counts = reference.consensus(columns, plan, dtypes=dtypes, stats=stats)
@@ -222,7 +220,7 @@ def l1(columns: Sequence[Column], plan: reference.Plan, *, backend: str, table: 
     """Σ|τ| of each row and model, before and after trimming: float64 (rows, models, 2)."""
     if _chooses_cpp(columns, backend, table):
         module = _native.cpu()
-        table = table or _contiguous_table(module, columns)
+        table = table or _input_table(module, columns)
         return torch.from_numpy(module.l1(table, _plan(module, plan), torch.get_num_threads()))
     return reference.l1(columns, plan)
 
@@ -233,7 +231,7 @@ def gram(
     """The dot products of the models of each row: float64 (rows, models, models)."""
     if _chooses_cpp(columns, backend, table):
         module = _native.cpu()
-        table = table or _contiguous_table(module, columns)
+        table = table or _input_table(module, columns)
         return torch.from_numpy(module.gram(table, based, lengths, torch.get_num_threads()))
     return reference.gram(columns, based=based, lengths=lengths)
 
@@ -274,32 +272,6 @@ def _numpy(tensor: Tensor | None) -> Any:
     return None if tensor is None else tensor.numpy()
 
 
-def _contiguous_table(
-    module: Any,
-    columns: Sequence[Column],
-    outputs: Column | None = None,
-    late: list[tuple[Tensor, Tensor]] | None = None,
-) -> Any:
-    """A table of tensors of any strides in C-order, which the places of a rule are counted in: copies where need be.
-
-    Outputs that are not in C-order go to ``late``, each with the tensor that is written in its stead.
-    """
-    keep: list[Tensor] = []
-    numel, rows = [], []
-    for index, row in enumerate(zip(*columns, strict=True)):
-        operands = [_real(tensor).contiguous() for tensor in row]
-        result = operands[0] if outputs is None else _real(outputs[index])
-        if outputs is not None and late is not None and not result.is_contiguous():
-            late.append((result, torch.empty_like(result, memory_format=torch.contiguous_format)))
-            result = late[-1][1]
-        keep += [*operands, result]
-        numel.append(result.numel())
-        rows.append([(x.data_ptr(), _dtype_codes(module)[x.dtype]) for x in (*operands, result)])
-    table = module.Table(numel, rows)
-    table.keep_alive = keep
-    return table
-
-
 def _run(
     columns: Sequence[Column],
     out: Column | None,
@@ -312,20 +284,11 @@ def _run(
     """Apply a rule to every row on the chosen backend; the result has the dtype of ``out`` or of the first column."""
     if not columns[0]:
         return []
-    # A table is made for the CPU alone, by the extension that "auto" takes there.
-    automatic = table is not None and backend == FORCED == "auto"
-    chosen = "cpp" if automatic else choose(backend, columns[0][0].device)
-    if chosen == "cpp" and table is not None:
-        outputs = _empty_like(columns[0]) if out is None else out
-        if out is None:
-            table.set_outputs(outputs)
-        cpp(_native.cpu(), table)
+    if _chooses_cpp(columns, backend, table):
+        outputs = _run_cpp(columns, out, table, cpp, c_order=False)
     else:
         outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
-        if chosen == "cpp":
-            _run_strided(_native.cpu(), columns, outputs, cpp)
-        else:
-            _run_reference(columns, outputs, reference)
+        _run_reference(columns, outputs, reference)
     if out is not None:
         _versions.wrote(out)
     return outputs
@@ -340,16 +303,47 @@ def _run_reference(
         result.copy_(reference(row, [_real(tensor) for tensor in tensors], result.dtype))
 
 
-def _run_strided(module: Any, columns: Sequence[Column], outputs: Column, cpp: Callable[[Any, Any], None]) -> None:
-    """Run a rule on tensors of any strides: in place if all are dense and alike, else through contiguous copies."""
-    keep: list[Tensor] = []  # alive until the rule has run
+def _run_cpp(
+    columns: Sequence[Column], out: Column | None, table: Any, cpp: Callable[[Any, Any], None], *, c_order: bool
+) -> Column:
+    """Run a rule of the extension on ``table``, or on one made of tensors of any strides; returns the outputs."""
+    module = _native.cpu()
+    if table is not None:
+        outputs = _empty_like(columns[0]) if out is None else out
+        if out is None:
+            table.set_outputs(outputs)
+        cpp(module, table)
+        return outputs
+    outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
+    table, late = _strided_table(module, columns, outputs, c_order=c_order)
+    cpp(module, table)
+    for target, result in late:
+        target.copy_(result)
+    return outputs
+
+
+def _input_table(module: Any, columns: Sequence[Column]) -> Any:
+    """A table for rules that write no tensors, in C-order; the first column stands in for the outputs."""
+    contiguous = [[_real(tensor).contiguous() for tensor in column] for column in columns]
+    return _strided_table(module, contiguous, contiguous[0], c_order=True)[0]
+
+
+def _strided_table(
+    module: Any, columns: Sequence[Column], outputs: Column, *, c_order: bool
+) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
+    """A table of tensors of any strides, through contiguous copies where need be.
+
+    Tensors of a row that are dense and alike need none, unless places are counted in C-order (``c_order``). Outputs
+    that are not in C-order are returned, each with the tensor that is written in its stead.
+    """
+    keep: list[Tensor] = []
     late: list[tuple[Tensor, Tensor]] = []
     numel: list[int] = []
     rows = []
     for target, *row in zip(outputs, *columns, strict=True):
         operands = [_real(tensor) for tensor in row]
         result = _real(target)
-        dense = result.stride() == torch.empty_like(result).stride()
+        dense = not c_order and result.stride() == torch.empty_like(result).stride()
         if not dense or any(x.stride() != result.stride() for x in operands):
             operands = [x.contiguous() for x in operands]
             if not result.is_contiguous():
@@ -358,9 +352,9 @@ def _run_strided(module: Any, columns: Sequence[Column], outputs: Column, cpp: C
         keep += [*operands, result]
         numel.append(result.numel())
         rows.append([(x.data_ptr(), _dtype_codes(module)[x.dtype]) for x in (*operands, result)])
-    cpp(module, module.Table(numel, rows))
-    for target, result in late:
-        target.copy_(result)
+    table = module.Table(numel, rows)
+    table.keep_alive = keep
+    return table, late
 
 
 def _real(tensor: Tensor) -> Tensor:
