@@ -273,22 +273,6 @@ class Consensus {
     alignas(line) Key<C> present_[chunk];
 };
 
-// Call `body` with values of the types that task vectors are read as and computed in.
-template <class Body>
-void with_task_types(const Range& range, Body body) {
-    bool is_double = false, all_bf16 = true;
-    for (std::size_t k = 0; k < range.width; ++k) {
-        is_double |= range.inputs[k].dtype == Dtype::f64;
-        all_bf16 &= range.inputs[k].dtype == Dtype::bf16;
-    }
-    if (is_double)
-        body(double{}, double{});
-    else if (all_bf16)
-        body(bf16{}, float{});
-    else
-        body(float{}, float{});
-}
-
 // Whether a range can be merged in one loop: the case that must be as fast as memory.
 template <class S>
 bool is_usual(const Range& range, const Plan& plan, const Tally& tally) {
@@ -299,7 +283,7 @@ bool is_usual(const Range& range, const Plan& plan, const Tally& tally) {
 inline void consensus(const Range* ranges, std::size_t count, const Plan& plan, std::size_t row, int zero,
                       Tally& tally) {
     const Range& first = ranges[0];
-    with_task_types(first, [&](auto stored, auto computed) {
+    with_types(first, true, [&](auto stored, auto computed) {
         using S = decltype(stored);
         using C = decltype(computed);
         Consensus<S, C> rule(first, plan, row, zero, tally);

@@ -117,12 +117,11 @@ void for_chunks(const Range& range, Rule rule) {
     }
 }
 
-// Call `body` with a value of the type S that its loops read and write and one of the type C that they compute in.
+// Call `body` with a value of the type S that its loops read and one of the type C that they compute in. S may be
+// bf16 if `bf16_stays` and all inputs are.
 template <class Body>
-void with_types(const Range& range, Body body) {
-    bool is_double = false;
-    // One rounding at the end: sums that go on from an earlier group of inputs must not be kept in 16 bits.
-    bool all_bf16 = range.output.dtype == Dtype::bf16 && range.width <= group;
+void with_types(const Range& range, bool bf16_stays, Body body) {
+    bool is_double = false, all_bf16 = bf16_stays;
     for (std::size_t k = 0; k < range.width; ++k) {
         is_double |= range.inputs[k].dtype == Dtype::f64;
         all_bf16 &= range.inputs[k].dtype == Dtype::bf16;
@@ -135,8 +134,12 @@ void with_types(const Range& range, Body body) {
         body(float{}, float{});
 }
 
+// Whether loops that write the type they read may do so in bf16. One rounding at the end: sums that go on from an
+// earlier group of inputs must not be kept in 16 bits.
+inline bool writes_bf16(const Range& range) { return range.output.dtype == Dtype::bf16 && range.width <= group; }
+
 inline void lerp(const Range& range, double weight) {
-    with_types(range, [&](auto stored, auto computed) {
+    with_types(range, writes_bf16(range), [&](auto stored, auto computed) {
         using S = decltype(stored);
         using C = decltype(computed);
         const Operand &first = range.inputs[0], &second = range.inputs[1];
@@ -195,7 +198,7 @@ void fold_group(S* result, const S* const* x, const C* w, std::size_t inputs, st
 }
 
 inline void weighted_sum(const Range& range, const double* weights) {
-    with_types(range, [&](auto stored, auto computed) {
+    with_types(range, writes_bf16(range), [&](auto stored, auto computed) {
         using S = decltype(stored);
         using C = decltype(computed);
         std::vector<C> w(weights, weights + range.width);

@@ -45,7 +45,7 @@ void for_blocks(const Range& range, Body body, Finish finish) {
 }
 
 inline void gram(const Range& range, bool based, double* sums) {
-    with_task_types(range, [&](auto stored, auto computed) {
+    with_types(range, true, [&](auto stored, auto computed) {
         using C = decltype(computed);
         Tasks<decltype(stored), C> tasks(range, based);
         const std::size_t models = tasks.models();
@@ -75,7 +75,7 @@ inline void gram(const Range& range, bool based, double* sums) {
 }
 
 inline void l1(const Range& range, const Plan& plan, std::size_t row, double* sums) {
-    with_task_types(range, [&](auto stored, auto computed) {
+    with_types(range, true, [&](auto stored, auto computed) {
         using S = decltype(stored);
         using C = decltype(computed);
         Plan unscaled = plan;

@@ -20,7 +20,7 @@ template <class K, class Visit>
 void visit_magnitudes(const Range& range, bool based, const std::int64_t* starts, std::int64_t count, std::int64_t run,
                       Visit visit) {
     using Wide = std::conditional_t<sizeof(K) == 8, double, float>;
-    with_task_types(range, [&](auto stored, auto computed) {
+    with_types(range, true, [&](auto stored, auto computed) {
         using S = decltype(stored);
         using C = decltype(computed);
         if constexpr (sizeof(C) <= sizeof(K)) {  // a double is looked at with 64-bit keys alone
