@@ -4,12 +4,11 @@
 // trimmed by magnitude, runs in one loop that keeps an entry in registers, so that memory is read while it computes;
 // everything else goes chunk by chunk through the first-level cache.
 
-// Add one model's survivor to the vote; `present` collects the bits of what voted.
+// Add one model's survivor to the vote.
 template <Vote V, class C>
-void elect(C& votes, Key<C>& present, C survivor, C weight) {
+void elect(C& votes, C survivor, C weight) {
     if constexpr (V == Vote::none) return;
     const C term = V == Vote::weighted_total ? rules::scaled(weight, survivor) : survivor;
-    present |= magnitude(term);
     // NaN has no sign: it stays what it is.
     votes += V != Vote::frequency ? term : term > 0 ? C{1} : term < 0 ? C{-1} : term;
 }
@@ -20,12 +19,14 @@ Key<C> sign_of(C votes, Key<C> zero) {
     return votes == 0 ? zero : bit_cast<Key<C>>(votes) & ~highest<C>;
 }
 
-// Fold one model's survivor into the merge where it agrees with the elected sign, or where it is not zero.
+// Fold one model's survivor into the merge where it agrees with the elected sign, or where it is not zero; `agreed`
+// collects whether any does, as bits.
 template <Vote V, MergeFunc Func, class C>
-void fold(C& merged, C& divisor, Key<C> sign, C survivor, C weight, C share) {
+void fold(C& merged, C& divisor, Key<C>& agreed, Key<C> sign, C survivor, C weight, C share) {
     const C term = rules::scaled(weight, survivor);
     const C voting = V == Vote::weighted_total ? term : survivor;
     const bool agree = V == Vote::none ? voting != 0 : bit_cast<C>(bit_cast<Key<C>>(voting) ^ sign) > 0;
+    agreed |= Key<C>{agree};
     if constexpr (Func == MergeFunc::max) {
         const C candidate = V == Vote::none ? term : bit_cast<C>(magnitude(term) | sign);
         merged = agree & (magnitude(term) > magnitude(merged)) ? candidate : merged;
@@ -67,37 +68,42 @@ struct Numbers {
 };
 
 struct Votes {
-    std::int32_t positive = 0, negative = 0, cancelled = 0;  // in one chunk
+    std::int32_t positive = 0, negative = 0;  // in one chunk
 
     template <class C>
-    void count(C votes, Key<C> present) {
+    void count(C votes) {
         positive += votes > 0;
         negative += votes < 0;
-        cancelled += (votes == 0) & (present != 0);
-    }
-
-    void add_to(Tally& tally, std::size_t row, std::int64_t begin, std::int64_t end) const {
-        tally.positive += positive;
-        tally.negative += negative;
-        tally.cancelled += cancelled;
-        if (tally.to_revise == nullptr || cancelled == 0) return;
-        // Neighbours are joined, but not into pieces too long to be shared out between threads.
-        constexpr std::int64_t longest = 64 * chunk;
-        if (!tally.to_revise->empty()) {
-            Revision& last = tally.to_revise->back();
-            if (last.row == row && last.end == begin && end - last.begin <= longest) {
-                last.end = end;
-                return;
-            }
-        }
-        tally.to_revise->push_back({row, begin, end});
     }
 };
+
+// Whether votes cancelled. Both signs were among them: whichever was elected, one of them agreed.
+template <class C>
+Key<C> has_cancelled(C votes, Key<C> agreed) {
+    return (votes == 0) & (agreed != 0);
+}
+
+// Note that the elements [begin, end) must be written again if cancelled votes turn out negative.
+inline void revise(std::vector<Revision>& revisions, std::size_t row, std::int64_t begin, std::int64_t end) {
+    // Neighbours are joined, but not into pieces too long to be shared out between threads; where there are very many,
+    // so are those that lie near each other.
+    constexpr std::size_t many = 1 << 18;
+    constexpr std::int64_t longest = 64 * chunk;
+    const std::int64_t near = revisions.size() < many ? 0 : 2 * chunk;
+    if (!revisions.empty()) {
+        Revision& last = revisions.back();
+        if (last.row == row && begin - last.end <= near && end - last.begin <= longest) {
+            last.end = end;
+            return;
+        }
+    }
+    revisions.push_back({row, begin, end});
+}
 
 // All of it in one loop: results are of the type S that inputs are read as.
 template <Vote V, MergeFunc Func, class S, class C, std::size_t... K>
 void fuse(S* result, const S* base, const S* const* x, const Trimming<C>& trimming, const Numbers<C>& numbers,
-          std::int64_t n, Votes& counted, std::index_sequence<K...>) {
+          std::int64_t n, Votes& counted, Key<C>* cancelled, std::index_sequence<K...>) {
     const S* const in[] = {x[K]...};
     const Key<C> low[] = {trimming.intervals[K].low...}, high[] = {trimming.intervals[K].high...};
     const C r[] = {trimming.rescale[K]...}, w[] = {numbers.weights[K]...}, d[] = {numbers.shares[K]...};
@@ -110,45 +116,47 @@ void fuse(S* result, const S* base, const S* const* x, const Trimming<C>& trimmi
         const C b = widen<C>(base[i]);
         const auto consensus_of = [&](auto... t) {
             C votes{}, merged{}, divisor{};
-            Key<C> present{};
-            (elect<V>(votes, present, t, w[K]), ...);
-            if constexpr (V != Vote::none) counts.count(votes, present);
+            Key<C> agreed{};
+            (elect<V>(votes, t, w[K]), ...);
             const Key<C> sign = V == Vote::none ? 0 : sign_of(votes, zero);
-            (fold<V, Func>(merged, divisor, sign, t, w[K], d[K]), ...);
+            (fold<V, Func>(merged, divisor, agreed, sign, t, w[K], d[K]), ...);
+            if constexpr (V != Vote::none) {
+                counts.count(votes);
+                cancelled[i] = has_cancelled(votes, agreed);
+            }
             return settled<V, Func>(b, merged, divisor, votes, cancel, scaling);
         };
         narrow(result[i], consensus_of(task<true, true>(widen<C>(in[K][i]), b, low[K], high[K], r[K])...));
     }
     counted.positive += counts.positive;
     counted.negative += counts.negative;
-    counted.cancelled += counts.cancelled;
 }
 
 // The same in steps, from and to the first-level cache, for any number of models.
 template <Vote V, class C, std::size_t... K>
-void elect_all(C* votes, Key<C>* present, C* const* t, const C* weight, std::int64_t n, std::index_sequence<K...>) {
+void elect_all(C* votes, C* const* t, const C* weight, std::int64_t n, std::index_sequence<K...>) {
     const C* const in[] = {t[K]...};
     const C w[] = {weight[K]...};
 #pragma GCC ivdep
     for (std::int64_t i = 0; i < n; ++i) {
         C sum = votes[i];
-        Key<C> bits = present[i];
-        (elect<V>(sum, bits, in[K][i], w[K]), ...);
+        (elect<V>(sum, in[K][i], w[K]), ...);
         votes[i] = sum;
-        present[i] = bits;
     }
 }
 
 template <Vote V, MergeFunc Func, class C, std::size_t... K>
-void fold_all(C* merged, C* divisors, const C* votes, Key<C> zero, C* const* t, const C* weight, const C* share,
-              std::int64_t n, std::index_sequence<K...>) {
+void fold_all(C* merged, C* divisors, Key<C>* agreed, const C* votes, Key<C> zero, C* const* t, const C* weight,
+              const C* share, std::int64_t n, std::index_sequence<K...>) {
     const C* const in[] = {t[K]...};
     const C w[] = {weight[K]...}, d[] = {share[K]...};
 #pragma GCC ivdep
     for (std::int64_t i = 0; i < n; ++i) {
         const Key<C> sign = V == Vote::none ? 0 : sign_of(votes[i], zero);
         C sum = merged[i], divisor = divisors[i];
-        (fold<V, Func>(sum, divisor, sign, in[K][i], w[K], d[K]), ...);
+        Key<C> any = agreed[i];
+        (fold<V, Func>(sum, divisor, any, sign, in[K][i], w[K], d[K]), ...);
+        agreed[i] = any;
         merged[i] = sum;
         divisors[i] = divisor;
     }
@@ -203,20 +211,23 @@ class Consensus {
         survivors_.load(begin, n);
         C* const* t = survivors_.tasks.t.data();
         for (C* row : {rows_[merged], rows_[divided], rows_[voting]}) std::fill_n(row, n, C{});
-        std::fill_n(present_, n, Key<C>{});
+        std::fill_n(cancelled_, n, Key<C>{});
         with_rule(plan_, [&](auto vote, auto func) {
             by_fours(models_, [&](std::size_t k, auto models) {
-                elect_all<vote>(rows_[voting], present_, t + k, &numbers_.weights[k], n, models);
+                elect_all<vote>(rows_[voting], t + k, &numbers_.weights[k], n, models);
+            });
+            by_fours(models_, [&](std::size_t k, auto models) {
+                fold_all<vote, func>(rows_[merged], rows_[divided], cancelled_, rows_[voting], numbers_.zero, t + k,
+                                     &numbers_.weights[k], &numbers_.shares[k], n, models);
             });
             if (vote != Vote::none) {
                 Votes votes;
-                for (std::int64_t i = 0; i < n; ++i) votes.count(rows_[voting][i], present_[i]);
-                votes.add_to(tally_, row_, begin, begin + n);
+                for (std::int64_t i = 0; i < n; ++i) {
+                    votes.count(rows_[voting][i]);
+                    cancelled_[i] = has_cancelled(rows_[voting][i], cancelled_[i]);
+                }
+                tally(votes, begin, n);
             }
-            by_fours(models_, [&](std::size_t k, auto models) {
-                fold_all<vote, func>(rows_[merged], rows_[divided], rows_[voting], numbers_.zero, t + k,
-                                     &numbers_.weights[k], &numbers_.shares[k], n, models);
-            });
             settle_all<vote, func>(result, base(), rows_[merged], rows_[divided], rows_[voting], numbers_.cancel,
                                    numbers_.scaling, n);
         });
@@ -238,14 +249,27 @@ class Consensus {
             with_rule(plan_, [&](auto vote, auto func) {
                 if constexpr (func != MergeFunc::max)
                     fuse<vote, func>(result + (from - begin), b, x, trimming, numbers_, to - from, votes,
-                                     std::make_index_sequence<Count>{});
+                                     cancelled_ + (from - begin), std::make_index_sequence<Count>{});
             });
         }
-        votes.add_to(tally_, row_, begin, begin + n);
+        if (plan_.vote != Vote::none) tally(votes, begin, n);
     }
 
    private:
     const S* base() const { return plan_.based ? survivors_.tasks.base() : no_base<S>(); }
+
+    void tally(const Votes& votes, std::int64_t begin, std::int64_t n) {
+        tally_.positive += votes.positive;
+        tally_.negative += votes.negative;
+        if (std::accumulate(cancelled_, cancelled_ + n, Key<C>{}) == 0) return;
+        constexpr std::int64_t piece = 64;
+        for (std::int64_t from = 0; from < n; from += piece) {
+            const std::int64_t to = std::min(from + piece, n);
+            const Key<C> cancelled = std::accumulate(cancelled_ + from, cancelled_ + to, Key<C>{});
+            tally_.cancelled += cancelled;
+            if (cancelled > 0 && tally_.to_revise != nullptr) revise(*tally_.to_revise, row_, begin + from, begin + to);
+        }
+    }
 
     void count_survivors(std::int64_t n) {
         std::uint8_t up[chunk] = {}, down[chunk] = {};
@@ -270,7 +294,7 @@ class Consensus {
     std::size_t models_;
     Numbers<C> numbers_;
     Rows<C> rows_{3};
-    alignas(line) Key<C> present_[chunk];
+    alignas(line) Key<C> cancelled_[chunk];  // whether votes cancelled; before that, whether any model agreed
 };
 
 // Whether a range can be merged in one loop: the case that must be as fast as memory.

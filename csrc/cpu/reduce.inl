@@ -57,8 +57,12 @@ inline void gram(const Range& range, bool based, double* sums) {
             [&](std::int64_t begin, std::int64_t n) {
                 tasks.read(begin, n);
                 tasks.load(0, n, nullptr, nullptr);
-                tasks.ask_for_next(n);
-                for (std::size_t k = 0; k < models; ++k) x[k] = in_double(tasks.t[k], n, scratch[k]);
+                const std::int64_t next = std::min(n, range.end - begin - n);
+                if (based) tasks.ask_for(0, begin + n, next);
+                for (std::size_t k = 0; k < models; ++k) {
+                    tasks.ask_for(k + based, begin + n, next);
+                    x[k] = in_double(tasks.t[k], n, scratch[k]);
+                }
                 for (std::size_t j = 0; j < models; ++j)
                     for (std::size_t k = 0; k <= j; ++k)
                         add_lanes(&interleaved[(j * models + k) * lanes], n,

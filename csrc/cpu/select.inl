@@ -14,32 +14,42 @@ void take_magnitudes(const S* base, const S* const* x, Key<W>* const* keys, std:
     }
 }
 
-// Call visit(keys, n) for the magnitudes of chunks: keys[model] of n elements from each of `starts`, at most `run`
-// each.
-template <class K, class Visit>
-void visit_magnitudes(const Range& range, bool based, const std::int64_t* starts, std::int64_t count, std::int64_t run,
-                      Visit visit) {
-    using Wide = std::conditional_t<sizeof(K) == 8, double, float>;
+// The magnitudes of the task vectors of a range, chunk by chunk.
+template <class K, class S, class C>
+class Magnitudes {
+   public:
+    Magnitudes(const Range& range, bool based) : tasks(range, based), based_(based), keys_(tasks.models()) {}
+
+    Tasks<S, C> tasks;
+
+    K* operator[](std::size_t model) { return keys_[model]; }  // of the chunk last read
+
+    void read(std::int64_t begin, std::int64_t n) {
+        using Wide = std::conditional_t<sizeof(K) == 8, double, float>;
+        tasks.read(begin, n);
+        by_fours(tasks.models(), [&](std::size_t k, auto models) {
+            K* out[4] = {};
+            for (std::size_t j = 0; j < models.size(); ++j) out[j] = keys_[k + j];
+            if (based_)
+                take_magnitudes<true, Wide, S, C>(tasks.base(), tasks.inputs() + k, out, n, models);
+            else
+                take_magnitudes<false, Wide, S, C>(nullptr, tasks.inputs() + k, out, n, models);
+        });
+    }
+
+   private:
+    bool based_;
+    Rows<K> keys_;
+};
+
+// Call body(magnitudes) for the types of a range.
+template <class K, class Body>
+void with_magnitudes(const Range& range, bool based, Body body) {
     with_types(range, true, [&](auto stored, auto computed) {
-        using S = decltype(stored);
         using C = decltype(computed);
         if constexpr (sizeof(C) <= sizeof(K)) {  // a double is looked at with 64-bit keys alone
-            Tasks<S, C> tasks(range, based);
-            Rows<K> keys(tasks.models());
-            for (std::int64_t s = 0; s < count; ++s) {
-                const std::int64_t n = std::min(run, range.end - starts[s]);
-                tasks.read(starts[s], n);
-                by_fours(tasks.models(), [&](std::size_t k, auto models) {
-                    K* out[4] = {};
-                    for (std::size_t j = 0; j < models.size(); ++j) out[j] = keys[k + j];
-                    if (based)
-                        take_magnitudes<true, Wide, S, C>(tasks.base(), tasks.inputs() + k, out, n, models);
-                    else
-                        take_magnitudes<false, Wide, S, C>(nullptr, tasks.inputs() + k, out, n, models);
-                });
-                tasks.ask_for_next(n);
-                visit(keys, n);
-            }
+            Magnitudes<K, decltype(stored), C> magnitudes(range, based);
+            body(magnitudes);
         }
     });
 }
@@ -47,58 +57,129 @@ void visit_magnitudes(const Range& range, bool based, const std::int64_t* starts
 template <class K>
 void sample(const Range& range, bool based, const std::int64_t* starts, std::int64_t count, std::int64_t run,
             K* const* keys) {
-    std::int64_t taken = 0;
-    visit_magnitudes<K>(range, based, starts, count, run, [&](Rows<K>& found, std::int64_t n) {
-        for (std::size_t k = 0; k < range.width - based; ++k) std::copy_n(found[k], n, keys[k] + taken);
-        taken += n;
+    constexpr std::int64_t ahead = 16;  // places far apart: the memory is asked for so many at a time
+    with_magnitudes<K>(range, based, [&](auto& magnitudes) {
+        for (std::int64_t s = -ahead, taken = 0; s < count; ++s) {
+            if (s + ahead < count)
+                for (std::size_t input = 0; input < range.width; ++input)
+                    magnitudes.tasks.ask_for(input, starts[s + ahead], std::min(run, range.end - starts[s + ahead]));
+            if (s < 0) continue;
+            const std::int64_t n = std::min(run, range.end - starts[s]);
+            magnitudes.read(starts[s], n);
+            for (std::size_t k = 0; k < range.width - based; ++k) std::copy_n(magnitudes[k], n, keys[k] + taken);
+            taken += n;
+        }
     });
 }
 
-// Sort keys into a bracket; returns the largest.
+// As many keys as a register holds.
+#ifdef ISTHMUS_STREAM
+constexpr std::size_t register_bytes = ISTHMUS_STREAM;
+#else
+constexpr std::size_t register_bytes = 16;
+#endif
 template <class K>
-K classify(const K* keys, std::int64_t n, Bracket<K>& bracket) {
-    const K low = bracket.low, high = bracket.high;
-    alignas(line) std::uint8_t inside[chunk + 8] = {};
-    std::int32_t above = 0, from_high = 0, above_low = 0, from_low = 0;
-    K most = 0;
-    for (std::int64_t i = 0; i < n; ++i) {
-        inside[i] = (keys[i] > low) & (keys[i] < high);
-        above += keys[i] > high;
-        from_high += keys[i] >= high;
-        above_low += keys[i] > low;
-        from_low += keys[i] >= low;
-        most = std::max(most, keys[i]);
+using Lanes __attribute__((vector_size(register_bytes))) = K;
+
+// One bit for each key: whether it lies strictly between two others.
+template <class K>
+std::uint64_t between(Lanes<K> key, Lanes<K> low, Lanes<K> high) {
+    [[maybe_unused]] const Lanes<K> inside = (key > low) & (key < high);
+#if ISTHMUS_STREAM == 64
+    if constexpr (sizeof(K) == 4) return _mm512_movepi32_mask((__m512i)inside);
+    if constexpr (sizeof(K) == 8) return _mm512_movepi64_mask((__m512i)inside);
+#elif ISTHMUS_STREAM == 32
+    if constexpr (sizeof(K) == 4) return static_cast<unsigned>(_mm256_movemask_ps((__m256)inside));
+    if constexpr (sizeof(K) == 8) return static_cast<unsigned>(_mm256_movemask_pd((__m256d)inside));
+#elif ISTHMUS_STREAM == 16
+    if constexpr (sizeof(K) == 4) return static_cast<unsigned>(_mm_movemask_ps((__m128)inside));
+    if constexpr (sizeof(K) == 8) return static_cast<unsigned>(_mm_movemask_pd((__m128d)inside));
+#else
+    std::uint64_t bits = 0;
+    for (std::size_t i = 0; i < register_bytes / sizeof(K); ++i) bits |= std::uint64_t(inside[i] & 1) << i;
+    return bits;
+#endif
+}
+
+// Counts of keys, lane by lane, and the largest of them.
+template <class K>
+struct alignas(line) Counted {
+    Lanes<K> above{}, from_high{}, from_low{}, most{};
+
+    static std::int64_t add_up(Lanes<K> counts) {
+        std::int64_t sum = 0;
+        for (std::size_t i = 0; i < register_bytes / sizeof(K); ++i) sum += counts[i];
+        return sum;
     }
-    bracket.above += above;
-    bracket.at_high += from_high - above;
-    if (low == high) return most;
-    const std::int32_t within = above_low - from_high;
-    bracket.at_low += from_low - above_low;
-    const bool fits = bracket.count + within <= bracket.capacity;
-    K* found = bracket.found + bracket.count;
-    bracket.count += within;
-    if (!fits || within == 0) return most;
-    for (std::int64_t begin = 0; begin < n; begin += 8) {  // few are inside: look at eight together
-        std::uint64_t any;
-        std::memcpy(&any, inside + begin, 8);
-        if (any == 0) continue;
-        for (std::int64_t i = begin; i < begin + 8; ++i) {  // written without a branch, and again unless inside
-            *found = keys[i];
-            found += inside[i];
+};
+
+// Sort the keys of one chunk into a bracket. Sixty-four at a time: first ask(begin) for what is read later.
+template <class K, class Ask>
+void classify(K* keys, std::int64_t n, Bracket<K>& bracket, Counted<K>& counted, Ask ask) {
+    constexpr std::int64_t width = register_bytes / sizeof(K), at_once = 64;
+    const Lanes<K> low = Lanes<K>{} + bracket.low, high = Lanes<K>{} + bracket.high;
+    Counted<K> counts = counted;
+    K* found = bracket.found + std::min(bracket.count, bracket.capacity);
+    std::fill(keys + n, keys + (n + at_once - 1) / at_once * at_once, K{-1});  // smaller than any magnitude
+    for (std::int64_t begin = 0; begin < n; begin += at_once) {
+        ask(begin);
+        std::uint64_t inside = 0;
+        for (std::int64_t i = 0; i < at_once; i += width) {
+            Lanes<K> key;
+            std::memcpy(&key, keys + begin + i, sizeof key);
+            counts.above -= key > high;
+            counts.from_high -= key >= high;
+            counts.from_low -= key >= low;
+            counts.most = key > counts.most ? key : counts.most;
+            inside |= between<K>(key, low, high) << i;
         }
+        const int within = __builtin_popcountll(inside);
+        const bool fits = bracket.count + within <= bracket.capacity;
+        bracket.count += within;
+        if (!fits) continue;
+        const auto take = [&] {
+            *found = keys[begin + __builtin_ctzll(inside | std::uint64_t{1} << 63)];
+            found += inside != 0;
+            inside &= inside - 1;
+        };
+        take();  // few are inside, mostly none, one or two: these are taken without a branch
+        take();
+        while (inside != 0) take();
     }
-    return most;
+    counted = counts;
 }
 
 template <class K>
 void sweep(const Range& range, bool based, Bracket<K>* brackets, const std::size_t* first, K* top) {
-    std::vector<std::int64_t> starts;
-    for (std::int64_t begin = range.begin; begin < range.end; begin += chunk) starts.push_back(begin);
-    visit_magnitudes<K>(range, based, starts.data(), starts.size(), chunk, [&](Rows<K>& keys, std::int64_t n) {
-        for (std::size_t k = 0; k < range.width - based; ++k)
-            for (std::size_t b = first[k]; b < first[k + 1]; ++b)
-                top[k] = std::max(top[k], classify(keys[k], n, brackets[b]));
+    const std::size_t models = range.width - based;
+    std::vector<Counted<K>> counted(first[models]);
+    std::vector<std::int64_t> kept;
+    for (std::size_t b = 0; b < first[models]; ++b) kept.push_back(brackets[b].count);
+    with_magnitudes<K>(range, based, [&](auto& magnitudes) {
+        for (std::int64_t begin = range.begin; begin < range.end; begin += chunk) {
+            const std::int64_t n = std::min(chunk, range.end - begin), next = std::min(chunk, range.end - begin - n);
+            magnitudes.read(begin, n);
+            for (std::size_t k = 0; k < models; ++k)
+                for (std::size_t b = first[k]; b < first[k + 1]; ++b)
+                    classify(magnitudes[k], n, brackets[b], counted[b], [&](std::int64_t at) {
+                        if (b != first[k]) return;
+                        const std::int64_t coming = std::min<std::int64_t>(64, next - at);
+                        if (based && k == 0) magnitudes.tasks.ask_for(0, begin + n + at, coming);
+                        magnitudes.tasks.ask_for(k + based, begin + n + at, coming);
+                    });
+        }
     });
+    for (std::size_t k = 0; k < models; ++k)
+        for (std::size_t b = first[k]; b < first[k + 1]; ++b) {
+            Bracket<K>& bracket = brackets[b];
+            const std::int64_t above = Counted<K>::add_up(counted[b].above);
+            const std::int64_t from_high = Counted<K>::add_up(counted[b].from_high);
+            const std::int64_t from_low = Counted<K>::add_up(counted[b].from_low);
+            bracket.above += above;
+            bracket.at_high += from_high - above;
+            bracket.at_low += from_low - from_high - (bracket.count - kept[b]);
+            for (std::size_t i = 0; i < register_bytes / sizeof(K); ++i) top[k] = std::max(top[k], counted[b].most[i]);
+        }
 }
 
 inline void sample32(const Range& range, bool based, const std::int64_t* starts, std::int64_t count, std::int64_t run,

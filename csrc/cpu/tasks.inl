@@ -121,10 +121,14 @@ class Tasks {
         for (std::size_t k = 0; k < range_.width; ++k) inputs_[k] = values(range_.inputs[k], begin, n, widened_[k]);
     }
 
-    // Ask for the n elements after the chunk last read: what is computed meanwhile would leave the memory idle.
-    void ask_for_next(std::int64_t n) const {
-        for (const S* x : inputs_)
-            for (std::int64_t i = 0; i < n; i += line / sizeof(S)) __builtin_prefetch(x + n + i);
+    // Ask for n elements of one input, to be read soon: what is computed meanwhile would leave the memory idle. More
+    // than a few lines at a time would only wait for each other.
+    void ask_for(std::size_t input, std::int64_t begin, std::int64_t n) const {
+        const Operand& x = range_.inputs[input];
+        const std::int64_t size = size_of(x.dtype);
+        for (std::int64_t i = 0; i < n * size; i += line)
+            __builtin_prefetch(reinterpret_cast<const char*>(x.address + begin * size + i));
+        asm volatile("");  // a function that only asks has no effect, and calls of it would be left out
     }
 
     // Task vectors of the elements [from, to) of the chunk last read; with intervals only what survives, rescaled.
@@ -264,10 +268,18 @@ class Survivors {
     // The survivors of n elements from `begin`, in tasks.t.
     void load(std::int64_t begin, std::int64_t n) {
         tasks.read(begin, n);
+        const std::int64_t next = std::min(n, range_.end - begin - n);
+        if (plan_.based) tasks.ask_for(0, begin + n, next);
         if (plan_.random.keys != nullptr) {
             tasks.load(0, n, nullptr, nullptr);
-            for (std::size_t k = 0; k < models_; ++k) draw(k, begin, n);
-        } else if (trimming.leaves_all) {
+            for (std::size_t k = 0; k < models_; ++k) {
+                tasks.ask_for(k + plan_.based, begin + n, next);
+                draw(k, begin, n);
+            }
+            return;
+        }
+        for (std::size_t k = 0; k < models_; ++k) tasks.ask_for(k + plan_.based, begin + n, next);
+        if (trimming.leaves_all) {
             tasks.load(0, n, nullptr, nullptr);
         } else {
             for (std::int64_t from = begin, to; from < begin + n; from = to) {
@@ -275,7 +287,6 @@ class Survivors {
                 tasks.load(from - begin, to - begin, trimming.intervals.data(), trimming.rescale.data());
             }
         }
-        tasks.ask_for_next(n);
     }
 
    private:
