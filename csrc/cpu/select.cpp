@@ -25,7 +25,6 @@ constexpr std::int64_t fewest = 1 << 13;          // elements of a group that is
 constexpr std::int64_t largest_sample = 1 << 22;  // of all models together
 constexpr double margin = 6;                      // standard deviations of a sampled rank
 constexpr std::int64_t kept_bytes = 3 << 23;      // beside one hundredth of a model
-constexpr int bins = 1 << 12;                     // of a count by range
 
 struct Piece {
     std::size_t row;
@@ -51,6 +50,76 @@ struct Search {
     Key value = 0;
     std::int64_t above = 0, equal = 0, index = std::numeric_limits<std::int64_t>::max();
 };
+
+// How many magnitudes of [low, high] lie in each of its equal parts, and how many lie above it.
+template <class Key>
+class Histogram {
+   public:
+    Histogram(Key low, Key high) : low_(low), high_(high), counts_(bins + 1) {
+        while (((high - low) >> shift_) >= bins) ++shift_;
+    }
+
+    void add(const Key* keys, std::int64_t n) {
+        for (std::int64_t j = 0; j < n; ++j)
+            if (keys[j] >= low_) ++counts_[keys[j] > high_ ? bins : (keys[j] - low_) >> shift_];
+    }
+
+    void add(const Histogram& other) {
+        for (int bin = 0; bin <= bins; ++bin) counts_[bin] += other.counts_[bin];
+    }
+
+    // The part that holds the k-th largest, which is in [low, high], and how many lie in and above the part.
+    struct Part {
+        Key low, high;
+        std::int64_t count, above;
+    };
+    Part part_of(std::int64_t k) const {
+        std::int64_t above = counts_[bins];
+        int bin = bins - 1;
+        for (; bin > 0 && above + counts_[bin] < k; --bin) above += counts_[bin];
+        const Key low = low_ + (Key(bin) << shift_);
+        return {low, low + std::min(high_ - low, (Key{1} << shift_) - 1), counts_[bin], above};
+    }
+
+    static constexpr int bins = 1 << 10;  // soon cleared, and small beside a cache
+
+   private:
+    Key low_, high_;
+    int shift_ = 0;
+    std::vector<std::int64_t> counts_;
+};
+
+// A magnitude, and how many lie above and at it.
+template <class Key>
+struct Ranked {
+    Key value;
+    std::int64_t above, equal;
+};
+
+// The k-th largest of several arrays, which is in [low, high]. Of many, a count by range leaves few to compare.
+template <class Key>
+Ranked<Key> kth_largest(const std::vector<std::pair<const Key*, std::int64_t>>& arrays, std::int64_t k, Key low,
+                        Key high) {
+    typename Histogram<Key>::Part part{low, high, 0, 0};
+    for (const auto& array : arrays) part.count += array.second;
+    if (part.count > Histogram<Key>::bins) {
+        Histogram<Key> histogram(low, high);
+        for (const auto& [keys, n] : arrays) histogram.add(keys, n);
+        part = histogram.part_of(k);
+    }
+    std::vector<Key> near(part.count + 1);
+    Key* to = near.data();
+    for (const auto& [keys, n] : arrays)
+        for (std::int64_t j = 0; j < n; ++j) {  // written without a branch, and again unless it is near
+            *to = keys[j];
+            to += (keys[j] >= part.low) & (keys[j] <= part.high);
+        }
+    const auto place = near.begin() + (k - part.above - 1);
+    std::nth_element(near.begin(), place, near.end() - 1, std::greater<>{});
+    const Key value = *place;
+    return {value, part.above + std::count_if(near.begin(), place, [&](Key key) { return key > value; }),
+            std::count(near.begin(), near.end() - 1, value)};
+}
 
 struct Loop32 {
     static auto sample() { return loops().sample32; }
@@ -121,10 +190,11 @@ class Group {
     // Guess a bracket for each search from runs of elements, one at random in each of as many equal parts.
     void guess(std::vector<Search<Key>>& searches) const {
         if (elements_ < fewest) return;  // all magnitudes are soon kept
-        // A sample of m leaves about n / sqrt(m) magnitudes in a bracket: this m keeps both small.
-        const double root = std::cbrt(static_cast<double>(elements_));
+        // A sample of m leaves about n / sqrt(m) magnitudes in a bracket. This m keeps the time for both small, and the
+        // bracket of a large group within what may be kept.
+        const double n = elements_, m = 0.4 * std::sqrt(n * std::sqrt(n));
         const std::int64_t wanted =
-            std::min<std::int64_t>(2 * root * root, std::max<std::int64_t>(largest_sample / models_, 1 << 10)) / run;
+            std::min<std::int64_t>(m, std::max<std::int64_t>(largest_sample / models_, 1 << 10)) / run;
         const std::int64_t stride = elements_ / wanted;
         std::vector<std::vector<std::int64_t>> starts(segments_.size());
         std::int64_t sampled = 0, segment_start = 0;
@@ -132,7 +202,7 @@ class Group {
         std::uint64_t state = 0x9E3779B97F4A7C15;
         for (std::int64_t i = 0; i < wanted; ++i) {
             state = state * 6364136223846793005 + 1442695040888963407;
-            const std::int64_t at = i * stride + std::int64_t((state >> 33) % std::max<std::int64_t>(stride - run, 1));
+            const std::int64_t at = (i * stride + std::int64_t(state >> 33) % stride) / run * run;
             while (at >= segment_start + segments_[s].end - segments_[s].begin) {
                 segment_start += segments_[s].end - segments_[s].begin;
                 ++s;
@@ -161,15 +231,13 @@ class Group {
         });
     }
 
-    void bracket(Search<Key>& search, std::vector<Key>& keys) const {
+    void bracket(Search<Key>& search, const std::vector<Key>& keys) const {
         const double n = keys.size(), p = static_cast<double>(search.k) / elements_;
         const double spread = margin * std::sqrt(p * (1 - p) * n) + 1;
-        auto from = keys.begin();
-        const auto at = [&](double rank) {  // the magnitude of a rank from the largest; ranks must rise
-            const auto place = keys.begin() + static_cast<std::int64_t>(rank);
-            std::nth_element(from, place, keys.end(), std::greater<>{});
-            from = place;
-            return std::min(*place, infinity<Key>);
+        const auto at = [&](double rank) {  // the magnitude of a rank from the largest, counted from 0
+            const Key most = std::numeric_limits<Key>::max();  // of NaN
+            const auto found = kth_largest<Key>({{keys.data(), keys.size()}}, std::int64_t(rank) + 1, 0, most);
+            return std::min(found.value, infinity<Key>);
         };
         if (p * n - spread >= 0) search.high = at(p * n - spread);
         if (p * n + spread < n) search.low = at(p * n + spread);
@@ -281,14 +349,9 @@ class Group {
             answer(s.high, above, at_high);
         } else if (s.k <= above + at_high + inside) {
             if (!whole) return;
-            std::vector<Key> kept;
-            kept.reserve(inside);
-            for (const Bracket<Key>* b : brackets) kept.insert(kept.end(), b->found, b->found + b->count);
-            const auto place = kept.begin() + (s.k - above - at_high - 1);
-            std::nth_element(kept.begin(), place, kept.end(), std::greater<>{});
-            const Key value = *place;
-            const std::int64_t equal = std::count(kept.begin(), kept.end(), value);
-            const std::int64_t more = std::count_if(kept.begin(), place, [&](Key key) { return key > value; });
+            std::vector<std::pair<const Key*, std::int64_t>> kept;
+            for (const Bracket<Key>* b : brackets) kept.emplace_back(b->found, b->count);
+            const auto [value, more, equal] = kth_largest(kept, s.k - above - at_high, s.low, s.high);
             answer(value, above + at_high + more, equal);
         } else if (s.k <= above + at_high + inside + at_low) {
             answer(s.low, above + at_high + inside, at_low);
@@ -329,11 +392,9 @@ class Group {
     }
 
     void narrow(Search<Key>* const* open, std::size_t searches) const {
-        std::vector<int> shifts(searches, 0);
-        for (std::size_t i = 0; i < searches; ++i)
-            while (((open[i]->high - open[i]->low) >> shifts[i]) >= bins) ++shifts[i];
-        std::vector<std::vector<std::int64_t>> counts(threads_, std::vector<std::int64_t>(searches * (bins + 1)));
+        std::vector<std::vector<Histogram<Key>>> counts(threads_);
         run_parallel(threads_, [&](int t) {
+            for (std::size_t s = 0; s < searches; ++s) counts[t].emplace_back(open[s]->low, open[s]->high);
             std::vector<Key> keys(models_ * chunk);
             std::vector<Key*> of;
             for (std::size_t k = 0; k < models_; ++k) of.push_back(&keys[k * chunk]);
@@ -341,28 +402,14 @@ class Group {
                 for (std::int64_t begin = segments_[i].begin; begin < segments_[i].end; begin += chunk) {
                     const std::int64_t n = std::min(chunk, segments_[i].end - begin);
                     Loop::sample()(range(segments_[i]), based_, &begin, 1, chunk, of.data());
-                    for (std::size_t s = 0; s < searches; ++s) {
-                        std::int64_t* mine = &counts[t][s * (bins + 1)];
-                        for (std::int64_t j = 0; j < n; ++j) {
-                            const Key key = of[open[s]->model][j];
-                            if (key > open[s]->high)
-                                ++mine[bins];
-                            else if (key >= open[s]->low)
-                                ++mine[(key - open[s]->low) >> shifts[s]];
-                        }
-                    }
+                    for (std::size_t s = 0; s < searches; ++s) counts[t][s].add(of[open[s]->model], n);
                 }
         });
         for (std::size_t s = 0; s < searches; ++s) {
-            Search<Key>& search = *open[s];
-            std::int64_t above = 0;
-            int bin = bins;
-            for (;; --bin) {
-                for (const auto& of : counts) above += of[s * (bins + 1) + bin];
-                if (bin == 0 || (bin < bins && above >= search.k)) break;
-            }
-            search.low += Key(bin) << shifts[s];
-            search.high = std::min(search.high, search.low + ((Key{1} << shifts[s]) - 1));
+            for (int t = 1; t < threads_; ++t) counts[0][s].add(counts[t][s]);
+            const auto part = counts[0][s].part_of(open[s]->k);
+            open[s]->low = part.low;
+            open[s]->high = part.high;
         }
     }
 
