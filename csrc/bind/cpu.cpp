@@ -174,6 +174,7 @@ TensorTable table(const std::vector<std::int64_t>& numel,
 // A plan and the arrays that it points to.
 struct ArrayPlan : cpu::Plan {
     std::vector<py::object> arrays;
+    std::vector<double> ones;  // the divisors unless given
 
     template <class T>
     const T* keep_alive(const py::object& array) {
@@ -195,6 +196,10 @@ ArrayPlan plan(bool based, cpu::Vote vote, cpu::ZeroSign zero_sign, bool tally_r
     p.merge = merge;
     p.weights = p.keep_alive<double>(weights);
     p.divisors = p.keep_alive<double>(divisors);
+    if (p.divisors == nullptr) {
+        p.ones.assign(py::array(weights).size(), 1);
+        p.divisors = p.ones.data();
+    }
     p.scaling = p.keep_alive<double>(scaling);
     p.rescale = p.keep_alive<double>(rescale);
     p.keep = {p.keep_alive<double>(keep.first), p.keep_alive<std::int64_t>(keep.second)};
@@ -221,23 +226,22 @@ py::array_t<T> to_array(const std::vector<T>& values, std::vector<py::ssize_t> s
     return py::array_t<T>(std::move(shape), values.data());
 }
 
-// The cuts of each rank, and how many magnitudes lie above and at them: arrays of [group][model][rank].
-py::dict find_cuts(const TensorTable& table, bool based, bool whole, const std::optional<Integers>& lengths,
-                   const Integers& ranks, bool exact, int threads) {
+// The cuts of each rank, and how many magnitudes lie above and at them: their values as [group][model][rank], and as
+// many indices, counts above and counts at them in one array; then the first row and model that are not finite.
+py::tuple find_cuts(const TensorTable& table, bool based, bool whole, const std::optional<Integers>& lengths,
+                    const Integers& ranks, bool exact, int threads) {
     cpu::Selection found;
     const cpu::Ranks wanted{ranks.data(), static_cast<std::size_t>(ranks.shape(2)), exact};
     {
         const py::gil_scoped_release release;
         found = cpu::select(table, based, whole, data(lengths), wanted, threads);
     }
-    const std::vector<py::ssize_t> shape(ranks.shape(), ranks.shape() + 3);
-    py::dict result;
-    result["value"] = to_array(found.value, shape);
-    result["index"] = to_array(found.index, shape);
-    result["above"] = to_array(found.above, shape);
-    result["equal"] = to_array(found.equal, shape);
-    result["nonfinite"] = found.bad_row < 0 ? py::object(py::none()) : py::make_tuple(found.bad_row, found.bad_model);
-    return result;
+    const py::ssize_t groups = ranks.shape(0), models = ranks.shape(1);
+    Integers counts({py::ssize_t{3}, groups, models, ranks.shape(2)});
+    std::int64_t* to = counts.mutable_data();
+    for (const auto* of : {&found.index, &found.above, &found.equal}) to = std::copy(of->begin(), of->end(), to);
+    const auto nonfinite = found.bad_row < 0 ? py::object(py::none()) : py::make_tuple(found.bad_row, found.bad_model);
+    return py::make_tuple(to_array(found.value, {groups, models, ranks.shape(2)}), counts, nonfinite);
 }
 
 py::object consensus(const TensorTable& table, const ArrayPlan& plan, bool wanted, int threads) {

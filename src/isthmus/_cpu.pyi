@@ -1,7 +1,6 @@
 """The compiled extension: addresses in, no checks but its own tables."""
 
 import enum
-from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -51,7 +50,7 @@ class Plan:
         tally_rows: bool,
         merge: MergeFunc,
         weights: np.ndarray,
-        divisors: np.ndarray,
+        divisors: np.ndarray | None,
         scaling: np.ndarray,
         rescale: np.ndarray | None,
         keep: tuple[np.ndarray | None, np.ndarray | None],
@@ -67,7 +66,7 @@ def l1(table: Table, plan: Plan, threads: int) -> np.ndarray: ...
 def gram(table: Table, based: bool, lengths: list[int] | None, threads: int) -> np.ndarray: ...
 def select(
     table: Table, based: bool, whole: bool, lengths: list[int] | None, ranks: np.ndarray, exact: bool, threads: int
-) -> dict[str, Any]: ...
+) -> tuple[np.ndarray, np.ndarray, tuple[int, int] | None]: ...
 def instruction_sets() -> list[tuple[str, bool]]: ...
 def instruction_set() -> str: ...
 def use_instruction_set(name: str) -> None: ...

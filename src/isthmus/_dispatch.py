@@ -164,7 +164,7 @@ def select(
     """The cuts at which the largest magnitudes of each task vector end; see ``isthmus.reference.select``."""
     if _chooses_cpp(columns, backend, table):
         module = _native.cpu()
-        found = module.select(
+        values, counts, nonfinite = module.select(
             table or _input_table(module, columns),
             based,
             groups.whole,
@@ -173,9 +173,9 @@ def select(
             exact,
             torch.get_num_threads(),
         )
-        value, index, above, equal = (torch.from_numpy(found[key]) for key in ("value", "index", "above", "equal"))
-        cuts = [reference.Cuts(value[..., q], index[..., q]) for q in range(ranks.shape[2])]
-        return reference.Selected(cuts, above, equal, found["nonfinite"])
+        index, above, equal = torch.from_numpy(counts).unbind()
+        pairs = zip(torch.from_numpy(values).unbind(2), index.unbind(2), strict=True)
+        return reference.Selected([reference.Cuts(*pair) for pair in pairs], above, equal, nonfinite)
     return reference.select(columns, based=based, groups=groups, ranks=ranks, exact=exact)
 
 
@@ -255,7 +255,7 @@ def _plan(module: Any, plan: reference.Plan) -> Any:
         tally_rows=plan.tally_rows,
         merge=getattr(module.MergeFunc, plan.merge_func),
         weights=plan.weights.numpy(),
-        divisors=(plan.weights if by_weight else torch.ones_like(plan.weights)).numpy(),
+        divisors=plan.weights.numpy() if by_weight else None,
         scaling=plan.scaling.numpy(),
         rescale=_numpy(plan.rescale),
         keep=(None, None) if plan.keep is None else (plan.keep.value.numpy(), plan.keep.index.numpy()),
