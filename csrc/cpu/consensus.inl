@@ -255,6 +255,10 @@ class Consensus {
         if (plan_.vote != Vote::none) tally(votes, begin, n);
     }
 
+    void ask_for(std::int64_t begin) const {
+        for (std::size_t k = 0; k < models_ + plan_.based; ++k) survivors_.tasks.ask_for(k, begin, piece);
+    }
+
    private:
     const S* base() const { return plan_.based ? survivors_.tasks.base() : no_base<S>(); }
 
@@ -262,7 +266,6 @@ class Consensus {
         tally_.positive += votes.positive;
         tally_.negative += votes.negative;
         if (std::accumulate(cancelled_, cancelled_ + n, Key<C>{}) == 0) return;
-        constexpr std::int64_t piece = 64;
         for (std::int64_t from = 0; from < n; from += piece) {
             const std::int64_t to = std::min(from + piece, n);
             const Key<C> cancelled = std::accumulate(cancelled_ + from, cancelled_ + to, Key<C>{});
@@ -286,6 +289,7 @@ class Consensus {
         for (std::int64_t i = 0; i < n; ++i) tally_.conflicts += up[i] & down[i];
     }
 
+    static constexpr std::int64_t piece = 64;  // elements that are revised together
     enum { merged, divided, voting };
     Survivors<S, C> survivors_;
     const Plan& plan_;
@@ -313,10 +317,13 @@ inline void consensus(const Range* ranges, std::size_t count, const Plan& plan, 
         Consensus<S, C> rule(first, plan, row, zero, tally);
         if constexpr (!std::is_same_v<S, double>) {
             const auto fuse = [&](auto models) {
-                for (std::size_t i = 0; i < count; ++i)
+                constexpr std::size_t ahead = 8;  // pieces that are revised lie far apart
+                for (std::size_t i = 0; i < count; ++i) {
+                    if (i + ahead < count) rule.ask_for(ranges[i + ahead].begin);
                     for_chunks<S>(ranges[i], [&](std::int64_t begin, std::int64_t n, S* out) {
                         rule.template fused<models>(begin, n, out);
                     });
+                }
             };
             if (is_usual<S>(first, plan, tally)) {
                 static_assert(group == 8);
