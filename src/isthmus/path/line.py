@@ -2,31 +2,18 @@
 
 from __future__ import annotations
 
-import platform
-import time
-import warnings
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 import numpy as np
-import torch
 from torch import Tensor, nn
 
-from isthmus import merging, norms, ops
-from isthmus.errors import InputError, IsthmusWarning
-from isthmus.flat import FlatState, canonical_keys
+from isthmus.errors import InputError
 from isthmus.merging.sources import Source
-from isthmus.preserve import preserved_model, preserved_random_states
 
-from . import metrics
-from .evaluate import Data, materialise
+from .evaluate import Data
+from .line_walk import MIDPOINT, A, B, LineWalk
 from .result import PathResult
-from .scan import MIDPOINT, A, B, Evaluate, Scan
-from .sources import load_source
-
-Progress = Callable[[int, int, dict[str, dict[str, float]]], None]
-
-SINGLE_SPLIT = "data"  # the split's name where only one evaluator is given
+from .walk import Evaluate, Progress
 
 
 def scan_line(
@@ -85,46 +72,19 @@ def scan_line(
         EvaluationError: an evaluator raised; ``partial`` has the points before.
     """
     points = _points(alphas)
-    splits = dict(evaluate) if isinstance(evaluate, Mapping) else {SINGLE_SPLIT: evaluate}
-    if not splits:
-        raise InputError("evaluate is an empty mapping; give at least one evaluator.")
-    policy = _bn_policy(model, bn, bn_data)
-    work = FlatState.from_module(model)
-    end_a = load_source(a, work.layout, "a", work.device)
-    end_b = load_source(b, work.layout, "b", work.device)
-    origin = None if base is None else load_source(base, work.layout, "base", work.device)
-    bn_inputs = _bn_inputs(bn_data, work.device) if policy == "reset" and bn_data is not None else None
-    scan = Scan(model, splits, representation)
-    facts: dict[str, Any] = {
-        "distances": _distances(model, end_a, end_b, origin),
-        "higher_is_better": tuple(higher_is_better),
-        "versions": _versions(),
-        "choices": {
-            "bn": policy,
-            "bn_batch_size": None if bn_inputs is None else bn_batch_size,
-            "bn_samples": None if bn_inputs is None else len(bn_inputs),
-            "backend": ops.choose_backend(backend, work.device),
-            "representation": representation,
-            "device": str(work.device),
-            "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in work.buffers),
-        },
-    }
+    walk = LineWalk(
+        *(model, a, b, evaluate),
+        base=base,
+        representation=representation,
+        higher_is_better=tuple(higher_is_better),
+        bn=bn,
+        bn_data=bn_data,
+        bn_batch_size=bn_batch_size,
+        backend=backend,
+        progress=progress,
+    )
     order = [A, B, MIDPOINT, *(alpha for alpha in points if alpha not in (A, B, MIDPOINT))]
-    try:
-        with preserved_random_states(), preserved_model(model), work.bind(model):
-            for done, alpha in enumerate(order, start=1):
-                start = time.perf_counter()
-                merging.lerp_states(end_a, end_b, alpha, out=work, backend=backend)
-                if bn_inputs is not None:
-                    norms.reset_statistics(model, bn_inputs, bn_batch_size)
-                values = scan.evaluate(alpha)
-                scan.record(alpha, values, time.perf_counter() - start)
-                if progress is not None:
-                    progress(done, len(order), values)
-    except BaseException as error:
-        error.partial = scan.result(complete=False, **facts)  # type: ignore[attr-defined]
-        raise
-    return scan.result(complete=True, **facts)
+    return walk.run(order, len(order))
 
 
 def _points(alphas: int | Sequence[float]) -> list[float]:
@@ -138,48 +98,3 @@ def _points(alphas: int | Sequence[float]) -> list[float]:
         if given.ndim != 1 or not np.isfinite(given).all():
             raise InputError("alphas must be a number of points or a sequence of finite numbers.")
     return sorted({*given.tolist(), A, MIDPOINT, B})
-
-
-def _bn_policy(model: nn.Module, bn: str, bn_data: object) -> str:
-    """Resolve what was asked to "keep" or "reset"."""
-    if bn not in ("auto", "keep", "reset"):
-        raise InputError(f"bn={bn!r} is unknown; it is 'auto', 'keep' or 'reset'.")
-    has_norms = bool(norms.batch_norms(model))
-    if bn == "reset" and not has_norms:
-        raise InputError("bn='reset', but the model has no BatchNorm layer with running statistics; use bn='auto'.")
-    if bn == "reset" and bn_data is None:
-        raise InputError("bn='reset' needs training data to estimate statistics from; pass bn_data=.")
-    if bn == "auto" and has_norms and bn_data is None:
-        warnings.warn(
-            "The model has BatchNorm layers and bn_data= is not given, so their running statistics are interpolated "
-            "like weights; between the ends that can cost most of the accuracy. Pass training data as bn_data=, or "
-            "bn='keep'.",
-            IsthmusWarning,
-            stacklevel=3,
-        )
-    return "reset" if has_norms and bn != "keep" and bn_data is not None else "keep"
-
-
-def _bn_inputs(data: Data | Tensor, device: torch.device) -> Tensor:
-    inputs = data if isinstance(data, Tensor) else materialise(data)[0]
-    return inputs.to(device)
-
-
-def _distances(model: nn.Module, a: FlatState, b: FlatState, base: FlatState | None) -> dict[str, float]:
-    """Distances over the model's parameters; buffers are no directions of training."""
-    own = canonical_keys(model.state_dict(keep_vars=True))
-    keys = [own[key] for key, _ in model.named_parameters() if key in own]
-    return metrics.distances(
-        [a[key] for key in keys], [b[key] for key in keys], None if base is None else [base[key] for key in keys]
-    )
-
-
-def _versions() -> dict[str, str]:
-    from isthmus import __version__
-
-    return {
-        "isthmus": __version__,
-        "torch": torch.__version__,
-        "numpy": np.__version__,
-        "python": platform.python_version(),
-    }

@@ -1,0 +1,173 @@
+"""The walk along a line: what is measured at its ends and its midpoint, and what layers need not be computed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from isthmus import merging
+from isthmus.errors import InputError
+from isthmus.flat import FlatState, canonical_keys
+from isthmus.merging.sources import Source
+
+from . import metrics
+from .evaluate import Evaluator, accuracy
+from .result import PathResult
+from .shared import SharedLayers
+from .walk import Evaluate, Walk, versions
+
+CKA_SAMPLES = 4096  # as many of the first samples are compared by CKA
+A, MIDPOINT, B = 0.0, 0.5, 1.0  # the points that figures of merit are measured by
+
+
+class LineWalk(Walk[float, PathResult]):
+    """The evaluations on the line between two models; points are interpolation factors."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        a: Source,
+        b: Source,
+        evaluate: Evaluate | Mapping[str, Evaluate],
+        *,
+        base: Source | None,
+        representation: str | None,
+        higher_is_better: tuple[str, ...],
+        **shared: Any,
+    ) -> None:
+        """Load the ends; arguments as in ``scan_line``, ``shared`` those of every walk."""
+        super().__init__(model, evaluate, **shared)
+        self._a, self._b = self.load(a, "a"), self.load(b, "b")
+        self._distances = _distances(model, self._a, self._b, None if base is None else self.load(base, "base"))
+        self._representation = representation
+        self._layer = None if representation is None else _submodule(model, representation, self.splits)
+        self._higher_is_better = higher_is_better
+        self._correct: dict[str, dict[float, Tensor]] = {}
+        self._disagreement: dict[str, float] = {}
+        self._ensemble: dict[str, dict[str, float]] = {}
+        self._cka: dict[str, float] = {}
+        self._outputs_a: dict[str, tuple[Tensor | None, Tensor | None]] = {}
+        self._shared = {
+            split: SharedLayers(model, [evaluator.inputs])
+            for split, evaluator in self.splits.items()
+            if isinstance(evaluator, Evaluator) and evaluator.share_first_layer and evaluator.dtype is None
+        }
+
+    def write(self, point: float) -> None:
+        """Interpolate between the ends; 0 and 1 are the ends to the bit."""
+        merging.lerp_states(self._a, self._b, point, out=self.work, backend=self.backend)
+
+    def measure(self, split: str, evaluate: Evaluate, point: float) -> dict[str, float]:
+        """The metrics at one point; at an end or the midpoint, note what else is compared there."""
+        if not isinstance(evaluate, Evaluator):
+            return super().measure(split, evaluate, point)
+        if point in (A, B, MIDPOINT):
+            return self._measure_mark(split, evaluate, point)
+        with self._shared[split].combine(point) if split in self._shared else nullcontext():
+            return evaluate(self.model)
+
+    def _measure_mark(self, split: str, evaluator: Evaluator, alpha: float) -> dict[str, float]:
+        """Evaluate an end or the midpoint, where outputs are kept for more than their metrics."""
+        shared = self._shared.get(split)
+        sharing: AbstractContextManager[None] = nullcontext()
+        if shared is not None:
+            sharing = shared.combine(alpha) if alpha == MIDPOINT else shared.record(end=int(alpha))
+        evaluator.fit_batch_size(self.model)  # its forward pass is none of those recorded and captured below
+        watched = self._layer if alpha != MIDPOINT else None
+        with sharing, _captured(watched, min(len(evaluator), CKA_SAMPLES)) as features:
+            outputs = evaluator.outputs(self.model)
+        representation = torch.cat(features) if features else None
+        classifies = evaluator.metrics.get("accuracy") is accuracy
+        if classifies and evaluator.targets.dim() == 1:
+            self._correct.setdefault(split, {})[alpha] = accuracy(outputs, evaluator.targets)
+        if alpha == A:
+            self._outputs_a[split] = (outputs if classifies else None, representation)
+        elif alpha == B:
+            outputs_a, representation_a = self._outputs_a.pop(split)
+            if outputs_a is not None:
+                self._disagreement[split] = metrics.disagreement(outputs_a, outputs)
+                self._ensemble[split] = metrics.ensemble([outputs_a, outputs], evaluator.targets)
+            if representation_a is not None and representation is not None:
+                self._cka[split] = metrics.linear_cka(representation_a, representation)
+        return evaluator.score(outputs)
+
+    def result(self, complete: bool) -> PathResult:
+        """What was found so far, by increasing factor."""
+        alphas = sorted(self.seconds)
+        names = {split: list(table) for split, table in self.values[alphas[0]].items()} if alphas else {}
+        return PathResult(
+            alphas=np.array(alphas, dtype=np.float64),
+            values={
+                split: {m: np.array([self.values[alpha][split][m] for alpha in alphas], np.float64) for m in table}
+                for split, table in names.items()
+            },
+            seconds=np.array([self.seconds[alpha] for alpha in alphas], dtype=np.float64),
+            distances=self._distances,
+            disagreement=self._disagreement,
+            ensemble=self._ensemble,
+            cka=self._cka,
+            correct={
+                split: torch.stack([rows[A], rows[MIDPOINT], rows[B]]).cpu().numpy()
+                for split, rows in self._correct.items()
+                if len(rows) == 3
+            },
+            higher_is_better=self._higher_is_better,
+            choices=self.choices(),
+            versions=versions(),
+            complete=complete,
+        )
+
+    def choices(self) -> dict[str, Any]:
+        """What was resolved on the way; for each split also how its first layers were computed."""
+        choices = super().choices() | {"representation": self._representation}
+        for split, resolved in choices["splits"].items():
+            sharing = split in self._shared and self._shared[split].active
+            resolved["first_layer"] = "shared" if sharing else "computed"
+            resolved["cka_samples"] = None if self._layer is None else min(resolved["samples"], CKA_SAMPLES)
+        return choices
+
+
+def _distances(model: nn.Module, a: FlatState, b: FlatState, base: FlatState | None) -> dict[str, float]:
+    """Distances over the model's parameters; buffers are no directions of training."""
+    own = canonical_keys(model.state_dict(keep_vars=True))
+    keys = [own[key] for key, _ in model.named_parameters() if key in own]
+    return metrics.distances(
+        [a[key] for key in keys], [b[key] for key in keys], None if base is None else [base[key] for key in keys]
+    )
+
+
+def _submodule(model: nn.Module, name: str, splits: Mapping[str, Evaluate]) -> nn.Module:
+    modules: dict[str, nn.Module] = dict(model.named_modules())
+    if name not in modules:
+        raise InputError(f"representation={name!r} is no submodule of the model; it has {', '.join(modules)[:500]}.")
+    lengths = [len(evaluator) for evaluator in splits.values() if isinstance(evaluator, Evaluator)]
+    if not lengths or min(lengths) < 4:
+        raise InputError("representation= needs an Evaluator with at least 4 samples, for the outputs to be compared.")
+    return modules[name]
+
+
+@contextmanager
+def _captured(layer: nn.Module | None, samples: int) -> Iterator[list[Tensor]]:
+    """The outputs of ``layer`` during the block, flattened, for the first ``samples`` samples."""
+    features: list[Tensor] = []
+    if layer is None:
+        yield features
+        return
+
+    def hook(_module: nn.Module, _inputs: object, output: object) -> None:
+        room = samples - sum(map(len, features))
+        if not isinstance(output, Tensor):
+            raise InputError(f"the representation is a {type(output).__name__}, expected one tensor.")
+        if room > 0:
+            features.append(output[:room].flatten(1).clone())
+
+    handle = layer.register_forward_hook(hook)
+    try:
+        yield features
+    finally:
+        handle.remove()

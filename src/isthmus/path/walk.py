@@ -1,0 +1,198 @@
+"""Walks through weight space: the weights of one point after the other are written into a model and measured there."""
+
+from __future__ import annotations
+
+import platform
+import time
+import warnings
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Hashable, Iterable, Mapping
+from typing import Any, Generic, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+from isthmus import norms, ops
+from isthmus.errors import EvaluationError, InputError, IsthmusWarning
+from isthmus.flat import FlatState
+from isthmus.merging.sources import Source
+from isthmus.preserve import preserved_model, preserved_random_states
+
+from .evaluate import Data, Evaluator, materialise
+from .sources import load_source
+
+Evaluate = Evaluator | Callable[[nn.Module], float | Mapping[str, float]]
+Values = dict[str, dict[str, float]]  # split -> metric -> value
+Progress = Callable[[int, int, Values], None]
+Point = TypeVar("Point", bound=Hashable)
+Result = TypeVar("Result")
+
+SINGLE_SPLIT = "data"  # the split's name where only one evaluator is given
+
+
+class Walk(ABC, Generic[Point, Result]):
+    """One scan: which models are looked at, and what was found so far.
+
+    A kind of scan says how the weights of a point are written (``write``), what is measured beyond the evaluators'
+    own metrics (``measure``), and what it returns (``result``). This class does what all have in common.
+
+    Attributes:
+        model: the architecture, whose tensors are views of ``work`` while the walk runs.
+        splits: name -> evaluator; a single one is the split "data".
+        work: the flat state that ``write`` writes into.
+        values: point -> split -> metric -> value, in the order of evaluation.
+        seconds: point -> time that it took, BatchNorm statistics included.
+        bn_seconds: point -> time that re-estimating BatchNorm statistics took; empty under the policy "keep".
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        evaluate: Evaluate | Mapping[str, Evaluate],
+        *,
+        bn: str = "auto",
+        bn_data: Data | Tensor | None = None,
+        bn_batch_size: int = 256,
+        backend: str = "auto",
+        progress: Progress | None = None,
+    ) -> None:
+        """Resolve what all scans are asked for; arguments and errors as in ``scan_line``."""
+        self.model = model
+        self.splits = dict(evaluate) if isinstance(evaluate, Mapping) else {SINGLE_SPLIT: evaluate}
+        if not self.splits:
+            raise InputError("evaluate is an empty mapping; give at least one evaluator.")
+        self.bn = _bn_policy(model, bn, bn_data)
+        self.work = FlatState.from_module(model)
+        self.backend = backend
+        self.values: dict[Point, Values] = {}
+        self.seconds: dict[Point, float] = {}
+        self.bn_seconds: dict[Point, float] = {}
+        self._bn_inputs = _bn_inputs(bn_data, self.work.device) if self.bn == "reset" and bn_data is not None else None
+        self._bn_batch_size = bn_batch_size
+        self._progress = progress
+
+    @abstractmethod
+    def write(self, point: Point) -> None:
+        """Write the weights and buffers of ``point`` into ``work``."""
+
+    @abstractmethod
+    def result(self, complete: bool) -> Result:
+        """What was found so far."""
+
+    def measure(self, split: str, evaluate: Evaluate, point: Point) -> dict[str, float]:
+        """The metrics of the model, whose weights are those of ``point``, on one split."""
+        if isinstance(evaluate, Evaluator):
+            return evaluate(self.model)
+        returned = evaluate(self.model)
+        named = returned if isinstance(returned, Mapping) else {"loss": returned}
+        return {name: float(value) for name, value in named.items()}
+
+    def load(self, source: Source, name: str) -> FlatState:
+        """A source as a flat state in the model's layout; ``name`` is what error messages call it."""
+        return load_source(source, self.work.layout, name, self.work.device)
+
+    def run(self, points: Iterable[Point], total: int) -> Result:
+        """Evaluate ``points``, of which there are ``total`` as far as is known; they may depend on values found.
+
+        The model and the global random states come back untouched. On an error or interrupt, the exception's attribute
+        ``partial`` is the result of the points before.
+        """
+        try:
+            with preserved_random_states(), preserved_model(self.model), self.work.bind(self.model):
+                for done, point in enumerate(points, start=1):
+                    values = self._visit(point)
+                    if self._progress is not None:
+                        self._progress(done, max(done, total), values)
+        except BaseException as error:
+            error.partial = self.result(complete=False)  # type: ignore[attr-defined]
+            raise
+        return self.result(complete=True)
+
+    def _visit(self, point: Point) -> Values:
+        start = time.perf_counter()
+        self.write(point)
+        if self._bn_inputs is not None:
+            before = time.perf_counter()
+            norms.reset_statistics(self.model, self._bn_inputs, self._bn_batch_size)
+            self.bn_seconds[point] = time.perf_counter() - before
+        values = {}
+        for split, evaluate in self.splits.items():
+            self.model.eval()
+            try:
+                values[split] = self.measure(split, evaluate, point)
+                self._check(split, values[split])
+            except Exception as error:
+                raise EvaluationError(
+                    f"the evaluator of split {split!r} failed at {self.name(point)} ({type(error).__name__}: {error}); "
+                    "the attribute partial of this error has the points before."
+                ) from error
+        self.values[point] = values
+        self.seconds[point] = time.perf_counter() - start
+        return values
+
+    def name(self, point: Point) -> str:
+        """What error messages call a point."""
+        return f"alpha = {point:g}" if isinstance(point, float) else f"point {point}"
+
+    def _check(self, split: str, values: dict[str, float]) -> None:
+        expected = next(iter(self.values.values()))[split].keys() if self.values else values.keys()
+        if values.keys() != expected:
+            raise InputError(f"got the metrics {sorted(values)}, expected {sorted(expected)} as at the first point.")
+
+    def choices(self) -> dict[str, Any]:
+        """What was resolved on the way, as results keep it."""
+        return {
+            "bn": self.bn,
+            "bn_batch_size": None if self._bn_inputs is None else self._bn_batch_size,
+            "bn_samples": None if self._bn_inputs is None else len(self._bn_inputs),
+            "backend": ops.choose_backend(self.backend, self.work.device),
+            "device": str(self.work.device),
+            "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in self.work.buffers),
+            "splits": {
+                split: {
+                    "samples": len(evaluate),
+                    "batch_size": evaluate.batch_size,
+                    "autocast": None if evaluate.dtype is None else str(evaluate.dtype).removeprefix("torch."),
+                }
+                for split, evaluate in self.splits.items()
+                if isinstance(evaluate, Evaluator)
+            },
+        }
+
+
+def versions() -> dict[str, str]:
+    """The versions of what decides a result."""
+    from isthmus import __version__
+
+    return {
+        "isthmus": __version__,
+        "torch": torch.__version__,
+        "numpy": np.__version__,
+        "python": platform.python_version(),
+    }
+
+
+def _bn_policy(model: nn.Module, bn: str, bn_data: object) -> str:
+    """Resolve what was asked to "keep" or "reset"."""
+    if bn not in ("auto", "keep", "reset"):
+        raise InputError(f"bn={bn!r} is unknown; it is 'auto', 'keep' or 'reset'.")
+    has_norms = bool(norms.batch_norms(model))
+    if bn == "reset" and not has_norms:
+        raise InputError("bn='reset', but the model has no BatchNorm layer with running statistics; use bn='auto'.")
+    if bn == "reset" and bn_data is None:
+        raise InputError("bn='reset' needs training data to estimate statistics from; pass bn_data=.")
+    if bn == "auto" and has_norms and bn_data is None:
+        warnings.warn(
+            "The model has BatchNorm layers and bn_data= is not given, so their running statistics are interpolated "
+            "like weights; between the ends that can cost most of the accuracy. Pass training data as bn_data=, or "
+            "bn='keep'.",
+            IsthmusWarning,
+            stacklevel=5,  # the caller of a scan
+        )
+    return "reset" if has_norms and bn != "keep" and bn_data is not None else "keep"
+
+
+def _bn_inputs(data: Data | Tensor, device: torch.device) -> Tensor:
+    inputs = data if isinstance(data, Tensor) else materialise(data)[0]
+    return inputs.to(device)
