@@ -1,31 +1,22 @@
-"""What a scan found: values along the path, their summary, and the ways out to files, tables and figures."""
+"""What the scan of a path found: values along it, their summary, and the figure."""
 
 from __future__ import annotations
 
 import base64
-import csv
-import json
 import math
-import os
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from isthmus._optional import optional
-from isthmus.errors import FileError
-
 from . import metrics
+from .files import Recorded, array, floats
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-SCHEMA = 1
-COLUMNS = ("split", "alpha", "metric", "value")
 
 
 @dataclass(frozen=True)
@@ -58,7 +49,7 @@ class Summary:
 
 
 @dataclass(frozen=True, eq=False)
-class PathResult:
+class PathResult(Recorded):
     """The metrics of every model on a path from A (alpha = 0) to B (alpha = 1).
 
     Attributes:
@@ -75,6 +66,10 @@ class PathResult:
         versions: package -> version.
         complete: False if the scan was interrupted; then the points are those that were finished.
     """
+
+    KIND = "path result"
+    SCHEMA = 1
+    COLUMNS = ("split", "alpha", "metric", "value")
 
     alphas: NDArray[np.float64]
     values: dict[str, dict[str, NDArray[np.float64]]]
@@ -125,19 +120,16 @@ class PathResult:
                 for alpha, value in zip(self.alphas.tolist(), values.tolist(), strict=True):
                     yield split, alpha, metric, value
 
-    def to_dict(self) -> dict[str, Any]:
-        """Everything, as mappings, lists, strings, numbers and booleans that JSON knows.
+    def content(self) -> dict[str, Any]:
+        """Everything by name.
 
-        ``schema`` counts the versions of this format. NaN and infinities are the strings "nan", "inf" and "-inf", which
-        ``float`` reads. ``correct`` has, per split, the number of samples and three base64 strings of bits, most
-        significant first (``numpy.packbits``). ``summary`` is there for readers and is computed again when read back.
+        ``correct`` has, per split, the number of samples and three base64 strings of bits, most significant first
+        (``numpy.packbits``). ``summary`` is there for readers and is computed again when read back.
         """
-        summary = {s: {m: asdict(figures) for m, figures in table.items()} for s, table in self.summary.items()}
-        content = {
-            "schema": SCHEMA,
+        return {
             "alphas": self.alphas,
             "values": self.values,
-            "summary": summary,
+            "summary": {s: {m: asdict(figures) for m, figures in table.items()} for s, table in self.summary.items()},
             "seconds": self.seconds,
             "distances": self.distances,
             "disagreement": self.disagreement,
@@ -149,109 +141,30 @@ class PathResult:
             "versions": self.versions,
             "complete": self.complete,
         }
-        return {key: _jsonable(value) for key, value in content.items()}
 
     @classmethod
-    def from_dict(cls, content: Mapping[str, Any]) -> PathResult:
-        """The result that ``to_dict`` described.
-
-        Raises:
-            FileError: the content is not that of a ``PathResult``, or of another schema.
-        """
-        if content.get("schema") != SCHEMA:
-            raise FileError(
-                f"expected a path result of schema {SCHEMA}, got {content.get('schema')!r}; "
-                "read it with the version of isthmus that wrote it."
-            )
-        try:
-            return cls(
-                alphas=_array(content["alphas"]),
-                values={s: {m: _array(v) for m, v in table.items()} for s, table in content["values"].items()},
-                seconds=_array(content["seconds"]),
-                distances=_floats(content["distances"]),
-                disagreement=_floats(content["disagreement"]),
-                ensemble={split: _floats(figures) for split, figures in content["ensemble"].items()},
-                cka=_floats(content["cka"]),
-                correct={split: _unpack(packed) for split, packed in content["correct"].items()},
-                higher_is_better=tuple(content["higher_is_better"]),
-                choices=dict(content["choices"]),
-                versions=dict(content["versions"]),
-                complete=content["complete"],
-            )
-        except (AttributeError, KeyError, TypeError, ValueError) as error:
-            raise FileError(f"the path result is damaged ({type(error).__name__}: {error}); scan again.") from error
-
-    def to_json(self, path: str | os.PathLike[str] | None = None) -> str:
-        """``to_dict`` as JSON text, written to ``path`` too if one is given, whole or not at all."""
-        text = json.dumps(self.to_dict(), indent=2, allow_nan=False)
-        if path is not None:
-            _write(path, text + "\n")
-        return text
-
-    @classmethod
-    def from_json(cls, source: str | os.PathLike[str]) -> PathResult:
-        """Read what ``to_json`` wrote: a file, or its text.
-
-        Raises:
-            FileError: the file is missing or unreadable, or not a path result.
-        """
-        text = source if isinstance(source, str) and source.lstrip().startswith("{") else None
-        try:
-            content = json.loads(Path(source).read_text(encoding="utf-8") if text is None else text)
-        except OSError as error:
-            raise FileError(f"cannot read the path result {os.fspath(source)!r}: {error.strerror}.") from error
-        except ValueError as error:
-            raise FileError(f"the path result is not JSON ({error}); is the file truncated?") from error
-        if not isinstance(content, dict):
-            raise FileError(f"expected a path result, got a JSON {type(content).__name__}.")
-        return cls.from_dict(content)
-
-    def to_csv(self, path: str | os.PathLike[str]) -> None:
-        """Write the tidy table with its header, whole or not at all; numbers in their shortest exact form."""
-        from isthmus.io import atomic_write
-
-        with atomic_write(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([COLUMNS, *self.rows()])
-
-    def to_frame(self) -> Any:
-        """The tidy table as a ``pandas.DataFrame``.
-
-        Raises:
-            DependencyError: pandas is not installed.
-        """
-        pandas = optional("pandas", extra="lab", purpose="PathResult.to_frame")
-        return pandas.DataFrame.from_records(list(self.rows()), columns=list(COLUMNS))
+    def from_content(cls, content: Mapping[str, Any]) -> PathResult:
+        """The result with this content."""
+        return cls(
+            alphas=array(content["alphas"]),
+            values={s: {m: array(v) for m, v in table.items()} for s, table in content["values"].items()},
+            seconds=array(content["seconds"]),
+            distances=floats(content["distances"]),
+            disagreement=floats(content["disagreement"]),
+            ensemble={split: floats(figures) for split, figures in content["ensemble"].items()},
+            cka=floats(content["cka"]),
+            correct={split: _unpack(packed) for split, packed in content["correct"].items()},
+            higher_is_better=tuple(content["higher_is_better"]),
+            choices=dict(content["choices"]),
+            versions=dict(content["versions"]),
+            complete=content["complete"],
+        )
 
     def plot(self, ax: Axes | Sequence[Axes] | None = None, *, metrics: Sequence[str] | None = None) -> list[Axes]:
         """Draw the metrics along the path, one panel each; see ``isthmus.path.plot.plot_path``."""
         from .plot import plot_path
 
         return plot_path(self, ax, metrics=metrics)
-
-
-def _write(path: str | os.PathLike[str], text: str) -> None:
-    from isthmus.io import atomic_write
-
-    with atomic_write(path) as temporary:
-        temporary.write_text(text, encoding="utf-8")
-
-
-def _jsonable(value: Any) -> Any:
-    if isinstance(value, np.ndarray):
-        return _jsonable(value.tolist())
-    if isinstance(value, Mapping):
-        return {key: _jsonable(item) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [_jsonable(item) for item in value]
-    return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _array(numbers: list[float | str]) -> NDArray[np.float64]:
-    return np.array([float(number) for number in numbers], dtype=np.float64)
-
-
-def _floats(mapping: Mapping[str, float | str]) -> dict[str, float]:
-    return {key: float(value) for key, value in mapping.items()}
 
 
 def _pack(bits: NDArray[np.bool_]) -> dict[str, Any]:
