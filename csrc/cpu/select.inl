@@ -84,11 +84,13 @@ using Lanes __attribute__((vector_size(register_bytes))) = K;
 // One bit for each key: whether it lies strictly between two others.
 template <class K>
 std::uint64_t between(Lanes<K> key, Lanes<K> low, Lanes<K> high) {
-    [[maybe_unused]] const Lanes<K> inside = (key > low) & (key < high);
 #if ISTHMUS_STREAM == 64
-    if constexpr (sizeof(K) == 4) return _mm512_movepi32_mask((__m512i)inside);
-    if constexpr (sizeof(K) == 8) return _mm512_movepi64_mask((__m512i)inside);
-#elif ISTHMUS_STREAM == 32
+    const auto x = (__m512i)key, a = (__m512i)low, b = (__m512i)high;
+    if constexpr (sizeof(K) == 4) return _mm512_mask_cmpgt_epi32_mask(_mm512_cmpgt_epi32_mask(x, a), b, x);
+    if constexpr (sizeof(K) == 8) return _mm512_mask_cmpgt_epi64_mask(_mm512_cmpgt_epi64_mask(x, a), b, x);
+#else
+    const Lanes<K> inside = (key > low) & (key < high);
+#if ISTHMUS_STREAM == 32
     if constexpr (sizeof(K) == 4) return static_cast<unsigned>(_mm256_movemask_ps((__m256)inside));
     if constexpr (sizeof(K) == 8) return static_cast<unsigned>(_mm256_movemask_pd((__m256d)inside));
 #elif ISTHMUS_STREAM == 16
@@ -98,6 +100,17 @@ std::uint64_t between(Lanes<K> key, Lanes<K> low, Lanes<K> high) {
     std::uint64_t bits = 0;
     for (std::size_t i = 0; i < register_bytes / sizeof(K); ++i) bits |= std::uint64_t(inside[i] & 1) << i;
     return bits;
+#endif
+#endif
+}
+
+// Add one to the lanes where a comparison holds: there it is -1.
+template <class K>
+void count_where(Lanes<K>& counts, Lanes<K> holds) {
+#if ISTHMUS_STREAM == 64
+    counts = holds ? counts + 1 : counts;  // one instruction
+#else
+    counts -= holds;
 #endif
 }
 
@@ -127,9 +140,9 @@ void classify(K* keys, std::int64_t n, Bracket<K>& bracket, Counted<K>& counted,
         for (std::int64_t i = 0; i < at_once; i += width) {
             Lanes<K> key;
             std::memcpy(&key, keys + begin + i, sizeof key);
-            counts.above -= key > high;
-            counts.from_high -= key >= high;
-            counts.from_low -= key >= low;
+            count_where<K>(counts.above, key > high);
+            count_where<K>(counts.from_high, key >= high);
+            count_where<K>(counts.from_low, key >= low);
             counts.most = key > counts.most ? key : counts.most;
             inside |= between<K>(key, low, high) << i;
         }
