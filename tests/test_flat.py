@@ -14,7 +14,7 @@ from torch import nn
 from isthmus import _versions, ops
 from isthmus.errors import InputError
 from isthmus.flat import FlatState, Layout, canonical_keys
-from isthmus.merging import lerp_states
+from isthmus.merging import lerp_states, weighted_sum_states
 
 
 class Net(nn.Module):
@@ -244,6 +244,46 @@ def test_lerp_states_of_different_models_is_an_error():
         lerp_states(a, b, 0.5)
     with pytest.raises(InputError, match=r"out does not have the tensors of a"):
         lerp_states(a, a, 0.5, out=b)
+
+
+def test_weighted_sum_states(backend):
+    a, b, c = (FlatState.from_module(net(seed)) for seed in range(3))
+    total = weighted_sum_states([a, b, c], [0.5, -1.5, 2.0], backend=backend)
+    for key in a:
+        if a[key].is_floating_point():
+            assert torch.equal(total[key], ops.weighted_sum([a[key], b[key], c[key]], [0.5, -1.5, 2.0]))
+    assert weighted_sum_states([a, b], [0.5, 0.5], out=a, backend=backend) is a
+
+
+def test_a_model_of_weight_one_among_weights_of_zero_is_itself_to_the_bit():
+    a = FlatState.from_state_dict({"w": torch.tensor([-0.0, 1e-45, 3.0])})
+    b = FlatState.from_state_dict({"w": torch.tensor([2.0, torch.inf, torch.nan])})
+    total = weighted_sum_states([b, a, b], [0.0, 1.0, -0.0])
+    assert torch.equal(total["w"].view(torch.int32), a["w"].view(torch.int32))
+
+
+def test_integers_are_never_summed():
+    a = {"w": torch.ones(2), "ids": torch.arange(77), "norm.num_batches_tracked": torch.tensor(5)}
+    b = {"w": torch.zeros(2), "ids": torch.arange(77), "norm.num_batches_tracked": torch.tensor(9)}
+    states = [FlatState.from_state_dict(state) for state in (a, b, b)]
+    total = weighted_sum_states(states, [0.0, 2.0, 1.0])
+    assert torch.equal(total["ids"], a["ids"])
+    assert total["norm.num_batches_tracked"] == 5  # the first model's, whatever its weight
+    states[2]["ids"][3] += 1
+    with pytest.raises(InputError, match=r"'ids' is torch.int64 and differs"):
+        weighted_sum_states(states, [1.0, 1.0, 0.0])
+
+
+def test_sums_that_make_no_sense_are_errors():
+    a, b = FlatState.from_module(nn.Linear(2, 2)), FlatState.from_module(nn.Linear(2, 3))
+    with pytest.raises(InputError, match=r"states\[1\] does not have the tensors of states\[0\]"):
+        weighted_sum_states([a, b], [1.0, 1.0])
+    with pytest.raises(InputError, match=r"out does not have the tensors"):
+        weighted_sum_states([a, a], [1.0, 1.0], out=b)
+    with pytest.raises(InputError, match="2 models and 3 weights"):
+        weighted_sum_states([a, a], [1.0, 1.0, 1.0])
+    with pytest.raises(InputError, match="all 0"):
+        weighted_sum_states([a, a], [0.0, 0.0])
 
 
 dtypes = st.sampled_from([torch.float32, torch.float64, torch.bfloat16, torch.float16, torch.int32, torch.bool])

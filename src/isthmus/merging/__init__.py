@@ -6,7 +6,7 @@ from .merge import SeedMerges, merge, merge_into
 from .regmean import collect_grams
 from .report import EntryReport, MergeReport, Norms, Spread
 from .soup import SoupReport, greedy_soup
-from .states import lerp_states
+from .states import lerp_states, weighted_sum_states
 from .task_vector import TaskVector
 
 __all__ = [
@@ -26,4 +26,5 @@ __all__ = [
     "lerp_states",
     "merge",
     "merge_into",
+    "weighted_sum_states",
 ]

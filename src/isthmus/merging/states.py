@@ -1,6 +1,8 @@
-"""Interpolation between flat states: the merge that scans repeat at every point."""
+"""Interpolations and sums of flat states: the merges that scans repeat at every point."""
 
 from __future__ import annotations
+
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -36,15 +38,58 @@ def lerp_states(
         out = FlatState.zeros(a.layout, device=a.device)
     else:
         a.layout.check(out.layout, name="out", expected="a")
+    _copy_exact([a, b], out)
+    ops.lerp(a.averaged, b.averaged, weight, out=out.averaged, backend=backend)
+    return out
+
+
+def weighted_sum_states(
+    states: Sequence[FlatState], weights: Sequence[float], *, out: FlatState | None = None, backend: str = "auto"
+) -> FlatState:
+    """The weighted sum w₁θ₁ + w₂θ₂ + ... of models; see ``isthmus.ops.weighted_sum``.
+
+    Terms of weight 0 are left out, so that a model of weight 1 among weights of 0 is itself to the bit. Integer and
+    boolean entries are never summed: they must be equal in all models, except ``num_batches_tracked``, which follows
+    the first.
+
+    Args:
+        states: the models, of one layout.
+        weights: one finite float for each, not all of them 0.
+        out: where to write; one of the models or another state of the same layout. By default a new state.
+        backend: as for ``isthmus.ops.weighted_sum``.
+
+    Raises:
+        InputError: there is not one weight for each model, the layouts differ, an integer or boolean entry differs, or
+            all weights are 0.
+    """
+    if len(states) != len(weights) or not states:
+        raise InputError(f"got {len(states)} models and {len(weights)} weights; give at least one, and one for each.")
+    first = states[0]
+    for index, state in enumerate(states[1:], start=1):
+        first.layout.check(state.layout, name=f"states[{index}]", expected="states[0]")
+    if out is None:
+        out = FlatState.zeros(first.layout, device=first.device)
+    else:
+        first.layout.check(out.layout, name="out", expected="states[0]")
+    terms = [(state.averaged, weight) for state, weight in zip(states, weights, strict=True) if weight != 0]
+    if not terms:
+        raise InputError("the weights of a sum of models are all 0; give at least one that is not.")
+    _copy_exact(states, out)
+    ops.weighted_sum([term for term, _ in terms], [weight for _, weight in terms], out=out.averaged, backend=backend)
+    return out
+
+
+def _copy_exact(states: Sequence[FlatState], out: FlatState) -> None:
+    """Copy the integer and boolean entries, which must be equal in all models, from the first."""
+    first = states[0]
     for dtype, buffer in out.buffers.items():
         if dtype.is_floating_point or dtype.is_complex:
             continue
-        if not torch.equal(a.buffers[dtype], b.buffers[dtype]):
-            _check_exact(a, b, dtype)
-        if out is not a:
-            buffer.copy_(a.buffers[dtype])
-    ops.lerp(a.averaged, b.averaged, weight, out=out.averaged, backend=backend)
-    return out
+        for other in states[1:]:
+            if not torch.equal(first.buffers[dtype], other.buffers[dtype]):
+                _check_exact(first, other, dtype)
+        if out is not first:
+            buffer.copy_(first.buffers[dtype])
 
 
 def _check_exact(a: FlatState, b: FlatState, dtype: torch.dtype) -> None:
