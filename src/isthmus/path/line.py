@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -31,6 +32,7 @@ def scan_line(
     higher_is_better: Sequence[str] = ("accuracy",),
     backend: str = "auto",
     progress: Progress | None = None,
+    checkpoint: str | os.PathLike[str] | None = None,
 ) -> PathResult:
     r"""Evaluate :math:`\theta(\alpha) = (1 - \alpha) A + \alpha B` at many :math:`\alpha`.
 
@@ -65,13 +67,19 @@ def scan_line(
         backend: as for ``isthmus.ops.lerp``.
         progress: called after each point with the number of points done, of all points, and the point's metrics by
             split.
+        checkpoint: a file that every finished point is appended to at once. A scan that was interrupted, given the same
+            file, goes on; a longer one takes the points that it has. Ends and midpoint are evaluated again, because
+            their outputs are compared. What decides the values (models, data, metrics, BatchNorm policy) stands in the
+            file too, and must be the same; of metrics and evaluators that are functions, their names.
 
     Raises:
-        InputError: A, B or the base do not have the model's tensors, or an argument is out of range.
-        FileError: a file is missing or not a safetensors file.
+        InputError: A, B or the base do not have the model's tensors, an argument is out of range, or the checkpoint
+            belongs to a scan of other models, data or settings.
+        FileError: a file is missing or not a safetensors file; the checkpoint is no checkpoint, is damaged, or cannot
+            be written.
         EvaluationError: an evaluator raised; ``partial`` has the points before.
     """
-    points = _points(alphas)
+    points = line_points(alphas)
     walk = LineWalk(
         *(model, a, b, evaluate),
         base=base,
@@ -82,13 +90,14 @@ def scan_line(
         bn_batch_size=bn_batch_size,
         backend=backend,
         progress=progress,
+        checkpoint=checkpoint,
     )
     order = [A, B, MIDPOINT, *(alpha for alpha in points if alpha not in (A, B, MIDPOINT))]
     return walk.run(order, len(order))
 
 
-def _points(alphas: int | Sequence[float]) -> list[float]:
-    """The points of a scan, increasing, ends and midpoint among them."""
+def line_points(alphas: int | Sequence[float]) -> list[float]:
+    """The points of a scan, increasing, ends and midpoint among them; see ``scan_line``."""
     if isinstance(alphas, int | np.integer):
         if alphas < 2:
             raise InputError(f"alphas={alphas} points do not reach from end to end; give at least 2.")

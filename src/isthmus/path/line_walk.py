@@ -62,11 +62,15 @@ class LineWalk(Walk[float, PathResult]):
         """Interpolate between the ends; 0 and 1 are the ends to the bit."""
         merging.lerp_states(self._a, self._b, point, out=self.work, backend=self.backend)
 
+    def remeasured(self, point: float) -> bool:
+        """Ends and midpoint, where outputs are compared."""
+        return point in (A, B, MIDPOINT)
+
     def measure(self, split: str, evaluate: Evaluate, point: float) -> dict[str, float]:
         """The metrics at one point; at an end or the midpoint, note what else is compared there."""
         if not isinstance(evaluate, Evaluator):
             return super().measure(split, evaluate, point)
-        if point in (A, B, MIDPOINT):
+        if self.remeasured(point):
             return self._measure_mark(split, evaluate, point)
         with self._shared[split].combine(point) if split in self._shared else nullcontext():
             return evaluate(self.model)

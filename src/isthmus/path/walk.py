@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import os
 import platform
 import time
 import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
+from contextlib import nullcontext
+from operator import length_hint
 from typing import Any, Generic, TypeVar
 
 import numpy as np
@@ -19,6 +22,7 @@ from isthmus.flat import FlatState
 from isthmus.merging.sources import Source
 from isthmus.preserve import preserved_model, preserved_random_states
 
+from .checkpoint import Checkpoint, Finished, state_digest, tensor_digest
 from .evaluate import Data, Evaluator, materialise
 from .sources import load_source
 
@@ -56,6 +60,7 @@ class Walk(ABC, Generic[Point, Result]):
         bn_batch_size: int = 256,
         backend: str = "auto",
         progress: Progress | None = None,
+        checkpoint: str | os.PathLike[str] | None = None,
     ) -> None:
         """Resolve what all scans are asked for; arguments and errors as in ``scan_line``."""
         self.model = model
@@ -71,6 +76,8 @@ class Walk(ABC, Generic[Point, Result]):
         self._bn_inputs = _bn_inputs(bn_data, self.work.device) if self.bn == "reset" and bn_data is not None else None
         self._bn_batch_size = bn_batch_size
         self._progress = progress
+        self._checkpoint = checkpoint
+        self._digests: dict[str, str] = {}  # of the sources, where there is a checkpoint
 
     @abstractmethod
     def write(self, point: Point) -> None:
@@ -88,34 +95,78 @@ class Walk(ABC, Generic[Point, Result]):
         named = returned if isinstance(returned, Mapping) else {"loss": returned}
         return {name: float(value) for name, value in named.items()}
 
+    def remeasured(self, point: Point) -> bool:
+        """Whether a point is evaluated even if a checkpoint has it, because ``measure`` keeps more than its values."""
+        return False
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the values of a point, as nested mappings of what JSON knows; see ``Checkpoint``."""
+        inputs = self._bn_inputs
+        return {
+            "scan": type(self).__name__,
+            "models": self._digests,
+            "splits": {split: _evaluation(evaluate) for split, evaluate in self.splits.items()},
+            "bn": self.bn,
+            "bn_batch_size": None if inputs is None else self._bn_batch_size,
+            "bn_data": None if inputs is None else tensor_digest(inputs),
+            "device": self.work.device.type,
+            "versions": {name: version for name, version in versions().items() if name in ("isthmus", "torch")},
+        }
+
     def load(self, source: Source, name: str) -> FlatState:
-        """A source as a flat state in the model's layout; ``name`` is what error messages call it."""
-        return load_source(source, self.work.layout, name, self.work.device)
+        """A source as a flat state in the model's layout; ``name`` is what error messages and checkpoints call it."""
+        state = load_source(source, self.work.layout, name, self.work.device)
+        if self._checkpoint is not None:
+            self._digests[name] = state_digest(state)
+        return state
 
     def run(self, points: Iterable[Point], total: int) -> Result:
         """Evaluate ``points``, of which there are ``total`` as far as is known; they may depend on values found.
 
         The model and the global random states come back untouched. On an error or interrupt, the exception's attribute
-        ``partial`` is the result of the points before.
+        ``partial`` is the result of the points before. Points that the checkpoint has are taken from there.
         """
+        opened = nullcontext() if self._checkpoint is None else Checkpoint(self._checkpoint, self.settings())
         try:
-            with preserved_random_states(), preserved_model(self.model), self.work.bind(self.model):
-                for done, point in enumerate(points, start=1):
-                    values = self._visit(point)
+            with (
+                opened as checkpoint,
+                preserved_random_states(),
+                preserved_model(self.model),
+                self.work.bind(self.model),
+            ):
+                remaining = iter(points)
+                for done, point in enumerate(remaining, start=1):
+                    self._visit(point, checkpoint)
                     if self._progress is not None:
-                        self._progress(done, max(done, total), values)
+                        self._progress(done, max(total, done + length_hint(remaining)), self.values[point])
         except BaseException as error:
             error.partial = self.result(complete=False)  # type: ignore[attr-defined]
             raise
         return self.result(complete=True)
 
-    def _visit(self, point: Point) -> Values:
+    def _visit(self, point: Point, checkpoint: Checkpoint | None) -> None:
+        """Evaluate a point, or take it from the checkpoint."""
+        known = None if checkpoint is None else checkpoint.found.get(point)
+        if known is None or self.remeasured(point):
+            finished = self._evaluate(point)
+        else:
+            finished = known
+            for split, values in known.values.items():
+                self._check(split, values)
+        self.values[point], self.seconds[point], bn_seconds = finished
+        if bn_seconds is not None:
+            self.bn_seconds[point] = bn_seconds
+        if checkpoint is not None and known is None:
+            checkpoint.append(point, finished)
+
+    def _evaluate(self, point: Point) -> Finished:
         start = time.perf_counter()
         self.write(point)
+        bn_seconds = None
         if self._bn_inputs is not None:
             before = time.perf_counter()
             norms.reset_statistics(self.model, self._bn_inputs, self._bn_batch_size)
-            self.bn_seconds[point] = time.perf_counter() - before
+            bn_seconds = time.perf_counter() - before
         values = {}
         for split, evaluate in self.splits.items():
             self.model.eval()
@@ -127,9 +178,7 @@ class Walk(ABC, Generic[Point, Result]):
                     f"the evaluator of split {split!r} failed at {self.name(point)} ({type(error).__name__}: {error}); "
                     "the attribute partial of this error has the points before."
                 ) from error
-        self.values[point] = values
-        self.seconds[point] = time.perf_counter() - start
-        return values
+        return Finished(values, time.perf_counter() - start, bn_seconds)
 
     def name(self, point: Point) -> str:
         """What error messages call a point."""
@@ -171,6 +220,24 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
+
+
+def _evaluation(evaluate: Evaluate) -> dict[str, Any]:
+    """What decides the values of one split."""
+    if not isinstance(evaluate, Evaluator):
+        return {"function": _called(evaluate)}
+    return {
+        "inputs": tensor_digest(evaluate.inputs),
+        "targets": tensor_digest(evaluate.targets),
+        "metrics": {name: _called(metric) for name, metric in evaluate.metrics.items()},
+        "autocast": None if evaluate.dtype is None else str(evaluate.dtype).removeprefix("torch."),
+    }
+
+
+def _called(function: Callable[..., object]) -> str:
+    """The qualified name of a function, or of the class of a callable object."""
+    named = function if hasattr(function, "__qualname__") else type(function)
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _bn_policy(model: nn.Module, bn: str, bn_data: object) -> str:
