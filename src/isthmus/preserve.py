@@ -57,3 +57,26 @@ def preserved_model(module: nn.Module) -> Iterator[None]:
         for parameter, requires_grad, gradient in parameters:
             parameter.requires_grad_(requires_grad)
             parameter.grad = gradient
+
+
+@contextmanager
+def preserved_buffers(module: nn.Module) -> Iterator[None]:
+    """Give every submodule its buffers back at the end of the block: the same tensors with the same values."""
+    saved = [
+        (owner._buffers, name, buffer, None if buffer is None else (_version(buffer), buffer.clone()))
+        for owner in module.modules()
+        for name, buffer in owner._buffers.items()
+    ]
+    try:
+        yield
+    finally:
+        for buffers, name, buffer, state in saved:
+            buffers[name] = buffer
+            if buffer is not None and state is not None and state[0] != _version(buffer):
+                with torch.no_grad():
+                    buffer.copy_(state[1])
+
+
+def _version(tensor: torch.Tensor) -> object:
+    """Equal for two calls only if the tensor was not written into between them."""
+    return object() if tensor.is_inference() else tensor._version

@@ -10,7 +10,14 @@ from torch import nn
 from torch.utils.data import DataLoader, IterableDataset, TensorDataset
 
 from isthmus.errors import InputError
-from isthmus.path import Evaluator, accuracy, cross_entropy
+from isthmus.path import (
+    Evaluator,
+    accuracy,
+    cross_entropy,
+    squared_error,
+    token_accuracy,
+    token_cross_entropy,
+)
 
 INPUTS = torch.tensor([[2.0, 0.0], [0.0, 1.0], [0.0, 0.0], [5.0, 5.5], [1.0, -1.0]])
 TARGETS = torch.tensor([0, 1, 1, 0, 1])
@@ -97,6 +104,53 @@ def test_nan_outputs_give_nan_loss_and_are_not_correct():
     assert math.isnan(Evaluator((outputs, torch.tensor([0, 0])))(nn.Identity())["loss"])
 
 
+def test_batches_count_by_their_samples():
+    # Batch losses 10 (two samples) and 9 (one): (2 * 10 + 9) / 3.
+    losses = torch.tensor([8.0, 12.0, 9.0])
+    for metric in (lambda o, t: o, lambda o, t: o.mean()):
+        assert Evaluator((losses, losses), metrics={"loss": metric}, batch_size=2)(nn.Identity())["loss"] == 29 / 3
+
+
+def test_weighted_metrics_are_weighted_means_over_the_data():
+    values, weights = torch.tensor([[1.0, 5.0], [2.0, 7.0], [4.0, 9.0]]), torch.tensor([[1.0, 0], [0.5, 0], [2, 1]])
+    evaluator = Evaluator((values, weights), metrics={"loss": lambda o, t: (o, t)}, batch_size=2)
+    assert evaluator(nn.Identity())["loss"] == (1 + 1 + 8 + 9) / (1 + 0.5 + 2 + 1)
+    with pytest.raises(InputError, match=r"weights of shape \(3,\)"):
+        Evaluator((values, weights), metrics={"loss": lambda o, t: (o, t[:, 0])})(nn.Identity())
+
+
+def test_regression():
+    outputs, targets = torch.tensor([[1.0, 2.0], [0.0, -1.0], [3.0, 3.0]]), torch.zeros(3, 2)
+    assert Evaluator((outputs, targets), task="regression", batch_size=2)(nn.Identity()) == {
+        "loss": pytest.approx((1 + 4 + 0 + 1 + 9 + 9) / 6)
+    }
+    assert squared_error(outputs, targets).tolist() == [[1, 4], [0, 1], [9, 9]]
+    with pytest.raises(InputError, match=r"\(3, 1\) with targets of shape \(3,\)"):
+        squared_error(outputs[:, :1], targets[:, 0])
+
+
+def test_language_modelling_counts_tokens():
+    # Token 1 has probability 3/4 whatever came before, token 0 1/4. The labels of what is predicted, by sequence:
+    # 1 1 0, then 1 and two that are not counted.
+    logits = torch.tensor([0.0, math.log(3)]).expand(2, 4, 2)
+    targets = torch.tensor([[0, 1, 1, 0], [0, 1, -100, -100]])
+    found = Evaluator((logits, targets), task="language_modelling", batch_size=1)(nn.Identity())
+    assert found["loss"] == pytest.approx(-(3 * math.log(3 / 4) + math.log(1 / 4)) / 4)
+    assert found["accuracy"] == 3 / 4
+    losses, counted = token_cross_entropy(logits, targets)
+    assert counted.tolist() == [[True, True, True, False], [True, False, False, False]]
+    assert losses.shape == counted.shape
+    assert not losses[~counted].any()
+    assert torch.equal(token_accuracy(logits, targets)[1], counted)
+    with pytest.raises(InputError, match=r"\(n, length, vocabulary\)"):
+        token_cross_entropy(logits[:, :3], targets)
+
+
+def test_data_without_a_token_to_predict_has_no_mean():
+    targets = torch.full((2, 4), -100)
+    assert math.isnan(Evaluator((torch.zeros(2, 4, 3), targets), task="language_modelling")(nn.Identity())["loss"])
+
+
 def test_dense_predictions_average_per_sample():
     logits = torch.zeros(2, 3, 4)
     logits[0, 1] = 1
@@ -116,6 +170,34 @@ def test_models_run_in_evaluation_mode_and_have_their_modes_back():
     assert model[1].num_batches_tracked == 0
 
 
+class Counting(nn.Module):
+    """Adds to its outputs how often it was called, as three kinds of buffers know it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("kept", torch.zeros(1))
+        self.register_buffer("transient", torch.zeros(1), persistent=False)
+        self.register_buffer("replaced", torch.zeros(1))
+        self.register_buffer("late", None)
+
+    def forward(self, x):
+        self.kept += 1
+        self.transient += 1
+        self.replaced = self.replaced + 1
+        self.late = torch.ones(1)
+        return x + self.kept + self.transient + self.replaced
+
+
+def test_buffers_that_the_forward_pass_changes_come_back():
+    model, metrics = Counting(), {"loss": lambda outputs, targets: outputs[:, 0]}
+    before = model.replaced
+    evaluator = Evaluator((torch.zeros(3, 1), torch.zeros(3)), metrics=metrics, batch_size=1)
+    assert evaluator(model) == evaluator(model) == {"loss": (3 + 6 + 9) / 3}
+    assert model.kept.item() == model.transient.item() == model.replaced.item() == 0
+    assert model.replaced is before
+    assert model.late is None
+
+
 def test_autocast():
     model = nn.Linear(2, 2)
     seen = []
@@ -126,19 +208,12 @@ def test_autocast():
     torch.testing.assert_close(outputs, model(INPUTS), rtol=0.03, atol=0.03)
 
 
-def test_memory_format():
-    evaluator = Evaluator((torch.zeros(2, 3, 4, 4), torch.zeros(2)), memory_format=torch.channels_last)
-    assert evaluator.inputs.is_contiguous(memory_format=torch.channels_last)
-
-
-def test_batch_size_fits_activations():
-    wide = nn.Linear(2, 2**16)  # 256 KiB a sample: 32 of them are 8 MiB
-    evaluator = Evaluator((INPUTS, TARGETS))
-    assert evaluator.batch_size is None
-    assert evaluator.fit_batch_size(nn.Sequential(wide, nn.Linear(2**16, 2))) == 32
-    assert evaluator.fit_batch_size(nn.Identity()) == 32  # decided for good
-    assert Evaluator((INPUTS, TARGETS)).fit_batch_size(nn.Identity()) == 1024
-    assert not wide._forward_hooks
+def test_what_autocast_changes_is_told():
+    model = nn.Linear(2, 2)
+    low, high = Evaluator((INPUTS, TARGETS), dtype=torch.bfloat16), Evaluator((INPUTS, TARGETS))
+    values, exact = low(model), high(model)
+    assert values["loss"] != exact["loss"]
+    assert low.autocast_difference(model, values) == {name: values[name] - exact[name] for name in exact}
 
 
 def test_inference_tensors_are_data_like_any_other():
@@ -177,6 +252,12 @@ def test_bad_options_are_named():
         Evaluator((INPUTS, TARGETS), metrics=["loss", "precision"])
     with pytest.raises(InputError, match="at least one metric"):
         Evaluator((INPUTS, TARGETS), metrics=[])
+    with pytest.raises(InputError, match="task='translation'"):
+        Evaluator((INPUTS, TARGETS), task="translation")
+    with pytest.raises(InputError, match="'accuracy'; known by name are loss"):
+        Evaluator((INPUTS, INPUTS), task="regression", metrics=["accuracy"])
+    with pytest.raises(InputError, match="share_first_layer='always'"):
+        Evaluator((INPUTS, TARGETS), share_first_layer="always")
     with pytest.raises(InputError, match=r"'odd' returned shape \(2,\)"):
         Evaluator((INPUTS, TARGETS), metrics={"odd": lambda o, t: o[0]})(nn.Identity())
 
@@ -190,6 +271,30 @@ def test_models_that_do_not_return_one_tensor_are_named():
         Evaluator((INPUTS, TARGETS))(Two())
     with pytest.raises(InputError, match=r"shape \(10,\) for 5 inputs"):
         Evaluator((INPUTS, TARGETS))(nn.Flatten(0))
+
+
+class Output:
+    """What Hugging Face's models return, in short."""
+
+    def __init__(self, logits: torch.Tensor) -> None:
+        self.logits = logits
+
+
+@pytest.mark.parametrize(
+    ("wrap", "unpack"),
+    [
+        (Output, None),
+        (lambda x: {"out": x, "aux": None}, lambda returned: returned["out"]),
+        (lambda x: (None, x), lambda returned: returned[1]),
+    ],
+)
+def test_outputs_are_taken_out_of_what_models_return(wrap, unpack):
+    class Wrapped(nn.Module):
+        def forward(self, x):
+            return wrap(x)
+
+    found = Evaluator((INPUTS, TARGETS), unpack=unpack)(Wrapped())
+    assert found == Evaluator((INPUTS, TARGETS))(nn.Identity())
 
 
 def test_another_device_is_named():

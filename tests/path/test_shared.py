@@ -39,11 +39,12 @@ MODELS = {
     "mlp": lambda: nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, 32), nn.ReLU(), nn.Linear(32, 4)),
     "convolution": lambda: sequential(nn.Conv2d(1, 6, (8, 16)), nn.ReLU()),
     "branches": Branches,
+    "low fan-in": lambda: sequential(nn.Conv2d(1, 6, 3), nn.ReLU()),
+    "written into": lambda: nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, 8), nn.ReLU(inplace=True), nn.Linear(8, 4)),
     "without bias": lambda: nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, 8, bias=False), nn.Tanh(), nn.Linear(8, 4)),
 }
 UNSHARED = {
     "behind a parameter": lambda: nn.Sequential(nn.Flatten(), nn.LayerNorm(WIDTH), nn.Linear(WIDTH, 4)),
-    "low fan-in": lambda: sequential(nn.Conv2d(1, 6, 3), nn.ReLU()),
     "weight norm": lambda: nn.Sequential(nn.Flatten(), parametrizations.weight_norm(nn.Linear(WIDTH, 4))),
     "old weight norm": lambda: nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(WIDTH, 4))),
     "subclass": lambda: nn.Sequential(nn.Flatten(), type("Own", (nn.Linear,), {})(WIDTH, 4)),
@@ -61,7 +62,7 @@ def three(make) -> list[nn.Module]:
     return models
 
 
-def scan(models: list[nn.Module], *, share: bool, **options):
+def scan(models: list[nn.Module], *, share: bool | str, **options):
     evaluator = Evaluator(data(), batch_size=32, share_first_layer=share, **options)
     return scan_line(*models, evaluator, 11)
 
@@ -104,6 +105,45 @@ def test_matrix_products_are_saved(monkeypatch):
     scan(models, share=True)
     assert calls.count(WIDTH) == 3 * 2  # three batches at each end
     assert calls.count(32) == 3 * 11
+
+
+@pytest.mark.parametrize(("combining", "expected"), [(0.9, "shared"), (1.0, "computed")])
+def test_auto_shares_what_is_faster_to_combine(combining, expected, monkeypatch):
+    models, now = three(MODELS["mlp"]), [0.0]
+    add, compute = torch.add, shared._compute
+
+    def timed(function, seconds):
+        def call(*arguments, **keywords):
+            now[0] += seconds
+            return function(*arguments, **keywords)
+
+        return call
+
+    monkeypatch.setattr(shared, "clock", lambda device: now[0])
+    monkeypatch.setattr(shared, "_compute", timed(compute, 1.0))
+    monkeypatch.setattr(torch, "add", timed(add, combining))
+    assert layer_of(scan(models, share="auto")) == expected
+
+
+def test_auto_leaves_layers_of_few_inputs_alone():
+    assert layer_of(scan(three(MODELS["low fan-in"]), share="auto")) == "computed"
+
+
+def test_outputs_on_a_plane_are_combined_from_three():
+    layer, (inputs, _) = nn.Linear(WIDTH, 5).double(), data()
+    inputs = inputs.flatten(1).double()
+    weights = [torch.randn(5, WIDTH, dtype=torch.double) for _ in range(3)]
+    known = shared.SharedLayers(layer, inputs, directions=2, measured=False)
+    with torch.no_grad():
+        for anchor, weight in enumerate((weights[0], weights[0] + weights[1], weights[0] + weights[2])):
+            layer.weight.copy_(weight)
+            with known.record(anchor):
+                layer(inputs[:50])
+        layer.weight.fill_(torch.nan)
+        with known.combine([-0.5, 2.0]):
+            found = layer(inputs[:50])
+            assert layer(inputs).isnan().all()  # another view
+        torch.testing.assert_close(found - layer.bias, inputs[:50] @ (weights[0] - 0.5 * weights[1] + 2 * weights[2]).T)
 
 
 def test_memory_limit_ends_recording(monkeypatch):

@@ -4,55 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.utils.data import DataLoader, Dataset, default_collate
 
 from isthmus.errors import InputError
 from isthmus.norms import preserved_modes
+from isthmus.preserve import preserved_buffers
 
-Metric = Callable[[Tensor, Tensor], Tensor]
+from . import calibrate
+from .tasks import TASKS, Metric
+
 Data = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
-
-# Unless a batch size is given, the largest output of a submodule stays within these bytes, by which a CPU keeps it in
-# its cache and out of fresh memory pages. On 2 cores a small convolutional net is 3 times faster at 8 MiB (64 images)
-# than at 32 MiB, and a 784-512-512-10 MLP slightly faster at 1024 samples than at 256. A GPU wants more per kernel.
-CPU_ACTIVATION_BYTES = 2**23
-GPU_ACTIVATION_BYTES = 2**26
-MIN_BATCH_SIZE, MAX_BATCH_SIZE = 16, 1024
-
-
-def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
-    r"""Negative log likelihood :math:`-\log \mathrm{softmax}(z)_y` of each sample, in nats.
-
-    Args:
-        outputs: logits, shape (n, classes) or (n, classes, ...).
-        targets: class indices, shape (n,) or (n, ...).
-
-    Returns:
-        Losses of the shape of ``targets``.
-    """
-    return functional.cross_entropy(outputs, targets, reduction="none")
-
-
-def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Whether the largest logit (of equal ones the first) is the target's; a sample with a NaN logit is wrong.
-
-    Args:
-        outputs: logits, shape (n, classes) or (n, classes, ...).
-        targets: class indices, shape (n,) or (n, ...).
-
-    Returns:
-        Booleans of the shape of ``targets``.
-    """
-    largest, index = outputs.max(dim=1)
-    return (index == targets) & ~largest.isnan()
-
-
-BUILT_IN: Mapping[str, Metric] = {"loss": cross_entropy, "accuracy": accuracy}
+Batches = Iterable[tuple[Tensor, Tensor]]
 
 
 class Evaluator:
@@ -62,61 +28,80 @@ class Evaluator:
     targets. Every evaluation sees the same examples in the same order. A ``DataLoader`` that shuffles or augments is
     drawn from once, so its order and augmentation are frozen.
 
-    Sums are taken over samples, never over batches, in float64 on the device; the host waits once per evaluation.
-    Models run in evaluation mode under ``torch.inference_mode`` and have their modes back afterwards. Outputs in 16
-    bits are scored in float32.
+    Sums are taken over samples (in language modelling over tokens), never over batches, in float64 on the device; the
+    host waits once per evaluation. Models run in evaluation mode under ``torch.inference_mode`` and have their modes
+    and buffers back afterwards, also if their forward pass changes them. Outputs in 16 bits are scored in float32.
+
+    How the model is run is decided once, by a few timed passes of the first model; see ``calibrate``. It changes
+    nothing but rounding. Give ``batch_size`` and ``memory_format`` for the same bits in every run.
 
     Attributes:
         inputs: the resident inputs, shape (n, ...).
         targets: the resident targets, shape (n, ...).
         metrics: name -> function of (outputs, targets) of one batch.
         batch_size: examples per forward pass; None until the first model has decided it, if it was not given.
+        memory_format: of the inputs; None until the first model has decided it, if it was not given.
         dtype: the autocast dtype, or None.
-        share_first_layer: whether ``scan_line`` may skip the first layer between the ends; see ``isthmus.path.shared``.
+        share_first_layer: whether scans may combine the first layer's outputs; see ``isthmus.path.shared``.
     """
 
     def __init__(
         self,
         data: Data,
         *,
-        loss: Metric = cross_entropy,
-        metrics: Iterable[str] | Mapping[str, Metric] = ("loss", "accuracy"),
+        task: Literal["classification", "regression", "language_modelling"] = "classification",
+        loss: Metric | None = None,
+        metrics: Iterable[str] | Mapping[str, Metric] | None = None,
+        unpack: Callable[[Any], Tensor] | None = None,
         batch_size: int | None = None,
         device: torch.device | str | None = None,
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format | None = None,
-        share_first_layer: bool = True,
+        share_first_layer: bool | Literal["auto"] = "auto",
     ) -> None:
         """Materialise the data.
 
         Args:
             data: ``(inputs, targets)`` tensors, used without a copy where device and format fit; a map-style
-                ``Dataset`` or a ``DataLoader`` whose items or batches are ``(input, target)``.
-            loss: what ``"loss"`` means, cross entropy unless given.
-            metrics: names out of "loss" and "accuracy", or a mapping from any name to a function. A function takes the
-                outputs and targets of a batch of k samples and returns values of shape (k, ...), of which those beyond
-                the first axis are averaged per sample, or their mean over the batch as a 0-dim tensor.
-            batch_size: examples per forward pass, which changes nothing but rounding; see ``fit_batch_size``.
+                ``Dataset`` or a ``DataLoader`` whose items or batches are ``(input, target)``. In language modelling
+                both are token indices of shape (n, length), targets not shifted, -100 where a token is not to be
+                predicted (after the end of a sequence, for example); pass ``(tokens, tokens)`` if all are.
+            task: what "loss" and "accuracy" mean: "classification" (``cross_entropy`` and ``accuracy``), "regression"
+                (``squared_error``; no accuracy) or "language_modelling" (``token_cross_entropy``, ``token_accuracy``).
+            loss: what "loss" means instead.
+            metrics: names out of "loss" and "accuracy", by default all that the task has; or a mapping from any name
+                to a function. A function takes the outputs and targets of a batch of k samples and returns values of
+                shape (k, ...), of which those beyond the first axis are averaged per sample; or their mean over the
+                batch as a 0-dim tensor; or values and weights of one shape, whose weighted mean over the data counts.
+            unpack: takes the tensor of outputs, shape (k, ...), out of what the model returns. By default that is the
+                tensor itself, or the attribute ``logits`` of what Hugging Face models return.
+            batch_size: examples per forward pass; by default decided by ``calibrate``.
             device: where the data lies and models are expected; by default where the inputs are.
-            dtype: run models under autocast to this dtype (``torch.bfloat16``); by default in the model's own.
-            memory_format: of the inputs, ``torch.channels_last`` for example.
-            share_first_layer: whether ``scan_line`` may combine the first layer's outputs instead of recomputing them.
+            dtype: run models under autocast to this dtype (``torch.bfloat16``); by default in the model's own. Scans
+                then report the difference that this makes at their ends.
+            memory_format: of the inputs, ``torch.channels_last`` for example; by default decided by ``calibrate``.
+            share_first_layer: whether scans may combine the first layer's outputs instead of computing them: "auto"
+                where that is faster, True wherever it is possible, or False. Memory is limited either way.
 
         Raises:
-            InputError: the data is empty or cannot be understood, a metric is unknown, or ``batch_size`` is below 1.
+            InputError: the data is empty or cannot be understood, an option is unknown or out of range.
         """
         inputs, targets = materialise(data)
         if memory_format is not None:
-            inputs = inputs.contiguous(memory_format=memory_format)
+            inputs = calibrate.arranged(inputs, memory_format)
         device = inputs.device if device is None else torch.device(device)
         if batch_size is not None and batch_size < 1:
             raise InputError(f"batch_size of an Evaluator must be at least 1, got {batch_size}.")
+        if share_first_layer not in (True, False, "auto"):
+            raise InputError(f"share_first_layer={share_first_layer!r} is unknown; it is 'auto', True or False.")
         self.inputs = inputs.to(device)
         self.targets = targets.to(device)
-        self.metrics = _metrics(metrics, loss)
+        self.metrics = _metrics(task, metrics, loss)
         self.batch_size = batch_size
+        self.memory_format = memory_format
         self.dtype = dtype
         self.share_first_layer = share_first_layer
+        self._unpack = unpack
 
     def __len__(self) -> int:
         return len(self.inputs)
@@ -132,10 +117,7 @@ class Evaluator:
         Raises:
             InputError: the model is on another device, writes into its input, or a metric returns a wrong shape.
         """
-        batch_size = self.fit_batch_size(model)
-        with self._inference(model):
-            batches = zip(torch.split(self.inputs, batch_size), torch.split(self.targets, batch_size), strict=True)
-            return self._mean((self._forward(model, inputs), targets) for inputs, targets in batches)
+        return self._evaluate(model, self.dtype)
 
     def outputs(self, model: nn.Module) -> Tensor:
         """The outputs of ``model`` for all inputs, in order, shape (n, ...), on the device.
@@ -143,30 +125,56 @@ class Evaluator:
         Raises:
             InputError: the model is on another device or writes into its input.
         """
-        batch_size = self.fit_batch_size(model)
-        with self._inference(model):
-            return torch.cat([self._forward(model, inputs) for inputs in torch.split(self.inputs, batch_size)])
+        self.calibrate(model)
+        with self._inference(model, self.dtype):
+            return torch.cat([outputs for outputs, _ in self._batches(model)])
 
     def score(self, outputs: Tensor) -> dict[str, float]:
         """The metrics of outputs that are known already, as ``outputs(model)`` returns them."""
         with torch.inference_mode():
             return self._mean([(outputs, self.targets)])
 
-    def fit_batch_size(self, model: nn.Module) -> int:
-        """The batch size; if none was given, decide it now, for good, by this model.
+    def autocast_difference(self, model: nn.Module, values: Mapping[str, float]) -> dict[str, float]:
+        """What autocast changed: ``values``, the metrics found under it, minus those in the model's own dtype."""
+        exact = self._evaluate(model, None)
+        return {name: value - exact[name] for name, value in values.items()}
 
-        It is the power of two from 16 to 1024 with which no submodule returns more than 8 MiB, or 64 MiB on a GPU. That
-        takes one forward pass of two samples.
+    def calibrate(self, model: nn.Module) -> None:
+        """Decide now, for good, by this model, the batch size and memory format that were not given.
+
+        A model with 2-d convolutions runs on inputs of both formats, and channels-last is taken if it is faster by at
+        least 5 %. Then batch sizes are timed; see ``isthmus.path.calibrate``. All that costs less than one evaluation
+        of the data, unless there is little of it.
         """
+        if self.batch_size is not None and self.memory_format is not None:
+            return
+        with self._inference(model, self.dtype):
+            size = self.batch_size or calibrate.starting_batch_size(model, self.inputs)
+            memory_format = self.memory_format or calibrate.memory_format(model, self.inputs[:size])
+        if self.memory_format is None and memory_format is not torch.contiguous_format:
+            with torch.inference_mode(False):  # an inference tensor has no version counter to notice writes by
+                self.inputs = calibrate.arranged(self.inputs, memory_format)
+        self.memory_format = memory_format
         if self.batch_size is None:
-            budget = CPU_ACTIVATION_BYTES if self.device.type == "cpu" else GPU_ACTIVATION_BYTES
-            with self._inference(model):
-                fitting = max(1, int(budget / _activation_bytes(model, self.inputs[:2])))
-            self.batch_size = min(MAX_BATCH_SIZE, max(MIN_BATCH_SIZE, 1 << fitting.bit_length() - 1))
-        return self.batch_size
+            with self._inference(model, self.dtype):
+                self.batch_size = calibrate.batch_size(model, self.inputs, size)
+
+    def choices(self) -> dict[str, Any]:
+        """How models are run, as results keep it."""
+        return {
+            "samples": len(self),
+            "batch_size": self.batch_size,
+            "memory_format": None if self.memory_format is None else _short(self.memory_format),
+            "autocast": None if self.dtype is None else _short(self.dtype),
+        }
+
+    def _evaluate(self, model: nn.Module, dtype: torch.dtype | None) -> dict[str, float]:
+        self.calibrate(model)
+        with self._inference(model, dtype):
+            return self._mean(self._batches(model))
 
     @contextmanager
-    def _inference(self, model: nn.Module) -> Iterator[None]:
+    def _inference(self, model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
         parameter = next(model.parameters(), None)
         if parameter is not None and parameter.device != self.device:
             raise InputError(
@@ -174,8 +182,8 @@ class Evaluator:
                 f"make it with Evaluator(..., device={str(parameter.device)!r})."
             )
         version = self.inputs._version
-        autocast = torch.autocast(self.device.type, dtype=self.dtype, enabled=self.dtype is not None)
-        with preserved_modes(model), torch.inference_mode(), autocast:
+        autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
+        with preserved_modes(model), torch.inference_mode(), preserved_buffers(model), autocast:
             model.eval()
             yield
         if self.inputs._version != version:
@@ -184,27 +192,36 @@ class Evaluator:
                 "make its first operation work out of place (inplace=False)."
             )
 
-    @staticmethod
-    def _forward(model: nn.Module, inputs: Tensor) -> Tensor:
+    def _batches(self, model: nn.Module) -> Batches:
+        """Outputs and targets, batch by batch."""
+        size = self.batch_size or len(self)
+        for inputs, targets in zip(torch.split(self.inputs, size), torch.split(self.targets, size), strict=True):
+            yield self._forward(model, inputs), targets
+
+    def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
         outputs = model(inputs)
+        if self._unpack is not None:
+            outputs = self._unpack(outputs)
+        elif not isinstance(outputs, Tensor):
+            outputs = getattr(outputs, "logits", outputs)
         if not isinstance(outputs, Tensor) or outputs.shape[:1] != inputs.shape[:1]:
             came = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
             raise InputError(
                 f"the model returned {came} for {len(inputs)} inputs, expected one tensor of shape "
-                f"({len(inputs)}, ...); wrap the model so that it returns its logits."
+                f"({len(inputs)}, ...); pass unpack=, a function that takes it out of what the model returns."
             )
         return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
-    def _mean(self, batches: Iterable[tuple[Tensor, Tensor]]) -> dict[str, float]:
-        total = torch.zeros(len(self.metrics), dtype=torch.float64, device=self.device)
+    def _mean(self, batches: Batches) -> dict[str, float]:
+        sums: dict[str, Tensor] = {}
+        counts: dict[str, Tensor | int] = {}
         for outputs, targets in batches:
-            total += torch.stack([_sum(m(outputs, targets), len(targets), name) for name, m in self.metrics.items()])
-        return dict(zip(self.metrics, (total / len(self)).tolist(), strict=True))
-
-
-def is_compiled(model: nn.Module) -> bool:
-    """Whether ``model`` or a part of it runs as compiled by ``torch.compile``, which hooks and patches would upset."""
-    return any(m._compiled_call_impl is not None or "_orig_mod" in m._modules for m in model.modules())
+            for name, metric in self.metrics.items():
+                total, count = _sum(metric(outputs, targets), len(targets), name)
+                sums[name] = sums[name] + total if name in sums else total
+                counts[name] = counts.get(name, 0) + count
+        means = torch.stack([sums[name] / counts[name] for name in self.metrics])
+        return dict(zip(self.metrics, means.tolist(), strict=True))
 
 
 def materialise(data: Data) -> tuple[Tensor, Tensor]:
@@ -241,24 +258,6 @@ def materialise(data: Data) -> tuple[Tensor, Tensor]:
         return inputs.clone() if inputs.is_inference() else inputs, targets
 
 
-def _activation_bytes(model: nn.Module, inputs: Tensor) -> float:
-    """Bytes per sample of the largest tensor among ``inputs`` and the outputs of the submodules."""
-    largest = inputs.nbytes
-
-    def hook(_module: nn.Module, _inputs: object, output: object) -> None:
-        nonlocal largest
-        if isinstance(output, Tensor):
-            largest = max(largest, output.nbytes)
-
-    handles = [] if is_compiled(model) else [module.register_forward_hook(hook) for module in model.modules()]
-    try:
-        model(inputs)
-    finally:
-        for handle in handles:
-            handle.remove()
-    return max(1, largest) / len(inputs)
-
-
 def _transpose(items: list[object], join: Callable[[list[Any]], object]) -> tuple[object, object]:
     """Join the first and the second parts of (input, target) pairs."""
     if not items:
@@ -274,29 +273,44 @@ def _pair(item: object) -> tuple[object, object]:
     return item[0], item[1]
 
 
-def _metrics(metrics: Iterable[str] | Mapping[str, Metric], loss: Metric) -> dict[str, Metric]:
+def _metrics(task: str, metrics: Iterable[str] | Mapping[str, Metric] | None, loss: Metric | None) -> dict[str, Metric]:
+    if task not in TASKS:
+        raise InputError(f"task={task!r} is unknown; it is one of {', '.join(map(repr, TASKS))}.")
+    known = {name: loss or metric if name == "loss" else metric for name, metric in TASKS[task].items()}
     if isinstance(metrics, Mapping):
         chosen = dict(metrics)
     else:
-        names = [metrics] if isinstance(metrics, str) else list(metrics)
-        if unknown := [name for name in names if name not in BUILT_IN]:
+        names = known if metrics is None else [metrics] if isinstance(metrics, str) else list(metrics)
+        if unknown := [name for name in names if name not in known]:
             raise InputError(
-                f"unknown metric {unknown[0]!r}; known by name are {', '.join(BUILT_IN)}. "
+                f"unknown metric {unknown[0]!r}; known by name are {', '.join(known)}. "
                 "Pass others as a mapping from name to function."
             )
-        chosen = {name: loss if name == "loss" else BUILT_IN[name] for name in names}
+        chosen = {name: known[name] for name in names}
     if not chosen:
         raise InputError("an Evaluator needs at least one metric, got none.")
     return chosen
 
 
-def _sum(values: Tensor, samples: int, name: str) -> Tensor:
-    """The float64 sum over ``samples`` samples of their values, or of their mean."""
+def _sum(values: Tensor | tuple[Tensor, Tensor], samples: int, name: str) -> tuple[Tensor, Tensor | int]:
+    """The float64 sum of a batch's values and by how much it counts; per sample unless the metric gives weights."""
+    if isinstance(values, tuple):
+        values, weights = values
+        if values.shape != weights.shape:
+            raise InputError(
+                f"metric {name!r} returned values of shape {tuple(values.shape)} with weights of shape "
+                f"{tuple(weights.shape)}, expected equal shapes."
+            )
+        return (values * weights).sum(dtype=torch.float64), weights.sum(dtype=torch.float64)
     if values.dim() == 0:
-        return values.to(torch.float64) * samples
+        return values.to(torch.float64) * samples, samples
     if len(values) != samples:
         raise InputError(
             f"metric {name!r} returned shape {tuple(values.shape)} for {samples} samples, "
             f"expected ({samples}, ...) or ()."
         )
-    return values.sum(dtype=torch.float64) / (values.numel() // samples)
+    return values.sum(dtype=torch.float64) / (values.numel() // samples), samples
+
+
+def _short(name: torch.dtype | torch.memory_format) -> str:
+    return str(name).removeprefix("torch.")

@@ -16,9 +16,10 @@ from isthmus.flat import FlatState, canonical_keys
 from isthmus.merging.sources import Source
 
 from . import metrics
-from .evaluate import Evaluator, accuracy
+from .evaluate import Evaluator
 from .result import PathResult
 from .shared import SharedLayers
+from .tasks import accuracy
 from .walk import Evaluate, Walk, versions
 
 CKA_SAMPLES = 4096  # as many of the first samples are compared by CKA
@@ -52,11 +53,8 @@ class LineWalk(Walk[float, PathResult]):
         self._ensemble: dict[str, dict[str, float]] = {}
         self._cka: dict[str, float] = {}
         self._outputs_a: dict[str, tuple[Tensor | None, Tensor | None]] = {}
-        self._shared = {
-            split: SharedLayers(model, [evaluator.inputs])
-            for split, evaluator in self.splits.items()
-            if isinstance(evaluator, Evaluator) and evaluator.share_first_layer and evaluator.dtype is None
-        }
+        self._autocast: dict[str, dict[float, dict[str, float]]] = {}
+        self._shared: dict[str, SharedLayers] = {}
 
     def write(self, point: float) -> None:
         """Interpolate between the ends; 0 and 1 are the ends to the bit."""
@@ -72,33 +70,50 @@ class LineWalk(Walk[float, PathResult]):
             return super().measure(split, evaluate, point)
         if self.remeasured(point):
             return self._measure_mark(split, evaluate, point)
-        with self._shared[split].combine(point) if split in self._shared else nullcontext():
+        with self._shared[split].combine([point]) if split in self._shared else nullcontext():
             return evaluate(self.model)
 
     def _measure_mark(self, split: str, evaluator: Evaluator, alpha: float) -> dict[str, float]:
         """Evaluate an end or the midpoint, where outputs are kept for more than their metrics."""
-        shared = self._shared.get(split)
-        sharing: AbstractContextManager[None] = nullcontext()
-        if shared is not None:
-            sharing = shared.combine(alpha) if alpha == MIDPOINT else shared.record(end=int(alpha))
-        evaluator.fit_batch_size(self.model)  # its forward pass is none of those recorded and captured below
-        watched = self._layer if alpha != MIDPOINT else None
-        with sharing, _captured(watched, min(len(evaluator), CKA_SAMPLES)) as features:
-            outputs = evaluator.outputs(self.model)
-        representation = torch.cat(features) if features else None
+        evaluator.calibrate(self.model)  # its forward passes are none of those recorded and captured below
+        compared = alpha != MIDPOINT
         classifies = evaluator.metrics.get("accuracy") is accuracy
-        if classifies and evaluator.targets.dim() == 1:
+        with (
+            self._sharing(split, evaluator, alpha),
+            _captured(self._layer if compared else None, min(len(evaluator), CKA_SAMPLES)) as features,
+        ):
+            outputs = evaluator.outputs(self.model) if classifies else None
+            values = evaluator(self.model) if outputs is None else evaluator.score(outputs)
+        if outputs is not None and evaluator.targets.dim() == 1:
             self._correct.setdefault(split, {})[alpha] = accuracy(outputs, evaluator.targets)
+        if compared:
+            self._compare(split, evaluator, alpha, outputs, torch.cat(features) if features else None)
+            if evaluator.dtype is not None:
+                self._autocast.setdefault(split, {})[alpha] = evaluator.autocast_difference(self.model, values)
+        return values
+
+    def _sharing(self, split: str, evaluator: Evaluator, alpha: float) -> AbstractContextManager[None]:
+        """Remember first layers at an end, use them at the midpoint."""
+        if not evaluator.share_first_layer or evaluator.dtype is not None:
+            return nullcontext()
+        if split not in self._shared:
+            measured = evaluator.share_first_layer == "auto"
+            self._shared[split] = SharedLayers(self.model, evaluator.inputs, directions=1, measured=measured)
+        return self._shared[split].combine([alpha]) if alpha == MIDPOINT else self._shared[split].record(int(alpha))
+
+    def _compare(
+        self, split: str, evaluator: Evaluator, alpha: float, outputs: Tensor | None, representation: Tensor | None
+    ) -> None:
+        """Keep what A returned, and compare with it what B returns."""
         if alpha == A:
-            self._outputs_a[split] = (outputs if classifies else None, representation)
-        elif alpha == B:
-            outputs_a, representation_a = self._outputs_a.pop(split)
-            if outputs_a is not None:
-                self._disagreement[split] = metrics.disagreement(outputs_a, outputs)
-                self._ensemble[split] = metrics.ensemble([outputs_a, outputs], evaluator.targets)
-            if representation_a is not None and representation is not None:
-                self._cka[split] = metrics.linear_cka(representation_a, representation)
-        return evaluator.score(outputs)
+            self._outputs_a[split] = (outputs, representation)
+            return
+        outputs_a, representation_a = self._outputs_a.pop(split)
+        if outputs_a is not None and outputs is not None:
+            self._disagreement[split] = metrics.disagreement(outputs_a, outputs)
+            self._ensemble[split] = metrics.ensemble([outputs_a, outputs], evaluator.targets)
+        if representation_a is not None and representation is not None:
+            self._cka[split] = metrics.linear_cka(representation_a, representation)
 
     def result(self, complete: bool) -> PathResult:
         """What was found so far, by increasing factor."""
@@ -132,6 +147,10 @@ class LineWalk(Walk[float, PathResult]):
         for split, resolved in choices["splits"].items():
             sharing = split in self._shared and self._shared[split].active
             resolved["first_layer"] = "shared" if sharing else "computed"
+            differences = self._autocast.get(split, {})
+            resolved["autocast_difference"] = {
+                name: differences[end] for name, end in (("a", A), ("b", B)) if end in differences
+            }
             resolved["cka_samples"] = None if self._layer is None else min(resolved["samples"], CKA_SAMPLES)
         return choices
 

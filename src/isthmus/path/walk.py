@@ -199,11 +199,7 @@ class Walk(ABC, Generic[Point, Result]):
             "device": str(self.work.device),
             "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in self.work.buffers),
             "splits": {
-                split: {
-                    "samples": len(evaluate),
-                    "batch_size": evaluate.batch_size,
-                    "autocast": None if evaluate.dtype is None else str(evaluate.dtype).removeprefix("torch."),
-                }
+                split: evaluate.choices()
                 for split, evaluate in self.splits.items()
                 if isinstance(evaluate, Evaluator)
             },
