@@ -20,7 +20,7 @@ from isthmus import norms, ops
 from isthmus.errors import EvaluationError, InputError, IsthmusWarning
 from isthmus.flat import FlatState
 from isthmus.merging.sources import Source
-from isthmus.preserve import preserved_model, preserved_random_states
+from isthmus.preserve import preserved_buffers, preserved_model, preserved_random_states
 
 from .checkpoint import Checkpoint, Finished, state_digest, tensor_digest
 from .evaluate import Data, Evaluator, materialise
@@ -91,7 +91,8 @@ class Walk(ABC, Generic[Point, Result]):
         """The metrics of the model, whose weights are those of ``point``, on one split."""
         if isinstance(evaluate, Evaluator):
             return evaluate(self.model)
-        returned = evaluate(self.model)
+        with preserved_buffers(self.model):
+            returned = evaluate(self.model)
         named = returned if isinstance(returned, Mapping) else {"loss": returned}
         return {name: float(value) for name, value in named.items()}
 
@@ -199,9 +200,7 @@ class Walk(ABC, Generic[Point, Result]):
             "device": str(self.work.device),
             "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in self.work.buffers),
             "splits": {
-                split: evaluate.choices()
-                for split, evaluate in self.splits.items()
-                if isinstance(evaluate, Evaluator)
+                split: evaluate.choices() for split, evaluate in self.splits.items() if isinstance(evaluate, Evaluator)
             },
         }
 
