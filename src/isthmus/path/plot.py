@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
 
 from isthmus._optional import optional
 from isthmus.errors import InputError
@@ -40,7 +40,36 @@ def plot_path(
         InputError: a metric is unknown, or there are not as many axes as metrics.
         DependencyError: matplotlib is not installed.
     """
-    known = list(dict.fromkeys(name for table in result.values.values() for name in table))
+    given, chosen = panels(result.values, ax, metrics)
+    for axes, metric in zip(given, chosen, strict=True):
+        splits = [split for split, table in result.values.items() if metric in table]
+        for index, split in enumerate(splits):
+            _draw(axes, result, split, metric, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
+        axes.set_xlabel("α (0: model A, 1: model B)")
+        axes.set_ylabel(LABELS.get(metric, metric))
+        axes.legend(fontsize="small")
+    return given
+
+
+def panels(
+    values: Mapping[str, Mapping[str, Any]],
+    ax: Axes | Sequence[Axes] | None,
+    metrics: Sequence[str] | None,
+    size: tuple[float, float] = (4.8, 3.6),
+) -> tuple[list[Axes], list[str]]:
+    """The axes to draw in, and the metric of each.
+
+    Args:
+        values: split -> metric -> values.
+        ax: one ``Axes`` per metric, or a single one for a single metric; by default a new figure.
+        metrics: which metrics; by default all, or the first as many as there are axes.
+        size: width and height of a new panel, in inches.
+
+    Raises:
+        InputError: a metric is unknown, or there are not as many axes as metrics.
+        DependencyError: matplotlib is not installed.
+    """
+    known = list(dict.fromkeys(name for table in values.values() for name in table))
     given = None if ax is None else list(ax) if isinstance(ax, Sequence) or hasattr(ax, "__iter__") else [ax]
     chosen = list(metrics) if metrics is not None else known[: None if given is None else len(given)]
     if unknown := [name for name in chosen if name not in known]:
@@ -51,17 +80,10 @@ def plot_path(
             "and at least one."
         )
     if given is None:
-        pyplot = optional("matplotlib.pyplot", extra="lab", purpose="PathResult.plot")
-        size = (4.8 * len(chosen), 3.6)
-        given = list(pyplot.subplots(1, len(chosen), figsize=size, squeeze=False, layout="constrained")[1][0])
-    for axes, metric in zip(given, chosen, strict=True):
-        splits = [split for split, table in result.values.items() if metric in table]
-        for index, split in enumerate(splits):
-            _draw(axes, result, split, metric, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
-        axes.set_xlabel("α (0: model A, 1: model B)")
-        axes.set_ylabel(LABELS.get(metric, metric))
-        axes.legend(fontsize="small")
-    return given
+        pyplot = optional("matplotlib.pyplot", extra="lab", purpose="the figure of a scan")
+        figure_size = (size[0] * len(chosen), size[1])
+        given = list(pyplot.subplots(1, len(chosen), figsize=figure_size, squeeze=False, layout="constrained")[1][0])
+    return given, chosen
 
 
 def _draw(ax: Axes, result: PathResult, split: str, metric: str, colour: str, marker: str) -> None:

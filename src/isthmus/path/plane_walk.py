@@ -1,0 +1,154 @@
+"""The walk over a plane through weight space: how a point's weights are made of three states, and what is returned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+from torch import nn
+
+from isthmus import merging
+from isthmus.flat import FlatState
+
+from .evaluate import Evaluator
+from .plane_result import PlaneResult, Tables
+from .shared import SharedLayers
+from .walk import Evaluate, Walk, versions
+
+Array = NDArray[np.float64]
+Point = tuple[float, float]
+
+
+@dataclass(frozen=True, eq=False)
+class Plane:
+    r"""A plane through weight space, :math:`\theta(x, y) = \sum_k w_k(x, y)\, \theta_k`.
+
+    Either three models span it, the first at (0, 0), the second at (p, 0) and the third at (q, r); then the weights are
+    the barycentric coordinates :math:`(1 - s - t, s, t)` with :math:`t = y / r` and :math:`s = (x - t q) / p`, of which
+    one is 1 and the others are 0, exactly, where a model lies. Or a model and two directions do; then they are
+    :math:`(1, x, y)`.
+
+    Attributes:
+        states: three models; or a model and two directions.
+        spans: (p, q, r) of three models; None for directions.
+        models: name -> coordinates of the models that are marked, and always evaluated.
+        coordinates, distances, trajectory, off_plane, explained: as in ``PlaneResult``.
+        choices: how the plane was made.
+    """
+
+    states: tuple[FlatState, FlatState, FlatState]
+    spans: tuple[float, float, float] | None
+    models: dict[str, Point]
+    coordinates: str
+    distances: dict[str, float] = field(default_factory=dict)
+    trajectory: Array = field(default_factory=lambda: np.empty((0, 2)))
+    off_plane: Array = field(default_factory=lambda: np.empty(0))
+    explained: Array = field(default_factory=lambda: np.empty(0))
+    choices: dict[str, Any] = field(default_factory=dict)
+
+    def weights(self, point: Point) -> tuple[float, float, float]:
+        """The weights of the states at a point."""
+        x, y = point
+        if self.spans is None:
+            return 1.0, x, y
+        p, q, r = self.spans
+        t = y / r
+        s = (x - t * q) / p
+        return 1.0 - s - t, s, t
+
+
+class PlaneWalk(SpanWalk[Point, PlaneResult]):
+    """The evaluations on a plane; points are coordinates (x, y)."""
+
+    def __init__(
+        self,
+        model: nn.Module,
+        evaluate: Evaluate | Mapping[str, Evaluate],
+        *,
+        higher_is_better: tuple[str, ...],
+        **shared: Any,
+    ) -> None:
+        """Arguments as in ``scan_plane``, ``shared`` those of every walk."""
+        super().__init__(model, evaluate, **shared)
+        self._higher_is_better = higher_is_better
+        self._shared: dict[str, SharedLayers] = {}
+        self._autocast: dict[str, dict[str, dict[str, float]]] = {}
+
+    def scan(self, plane: Plane, x: Array, y: Array) -> PlaneResult:
+        """Evaluate the models of ``plane`` and the grid of ``x`` by ``y``, row by row.
+
+        What three corners of the grid have in common with all other points (``isthmus.path.shared``) comes first.
+        """
+        self._plane, self._x, self._y = plane, x, y
+        self.states, self.directions = plane.states, plane.spans is None
+        grid = [(column, row) for row in y.tolist() for column in x.tolist()]
+        self._corners = [grid[0], grid[len(x) - 1], grid[-len(x)]]
+        points = list(dict.fromkeys([*self._corners, *plane.models.values(), *grid]))
+        return self.run(points, len(points))
+
+    def settings(self) -> dict[str, Any]:
+        """What decides the values of a point, how the plane was made among it."""
+        return super().settings() | {"plane": self._plane.choices}
+
+    def weights(self, point: Point) -> tuple[float, float, float]:
+        """The weights of the plane's states; a model of the plane has all the weight where it lies."""
+        return self._plane.weights(point)
+
+    def name(self, point: Point) -> str:
+        """What error messages call a point."""
+        return f"x = {point[0]:g}, y = {point[1]:g}"
+
+    def result(self, complete: bool) -> PlaneResult:
+        """What was found so far; NaN elsewhere."""
+        plane = self._plane
+        grid = [[(column, row) for column in self._x.tolist()] for row in self._y.tolist()]
+        models = list(plane.models.values())
+        return PlaneResult(
+            x=self._x,
+            y=self._y,
+            values=self._tables(grid),
+            seconds=_array(grid, self.seconds),
+            models=plane.models,
+            model_values=self._tables(models),
+            model_seconds=_array(models, self.seconds),
+            coordinates=plane.coordinates,
+            distances=plane.distances,
+            trajectory=plane.trajectory,
+            off_plane=plane.off_plane,
+            explained=plane.explained,
+            higher_is_better=self._higher_is_better,
+            choices=self.choices(),
+            versions=versions(),
+            complete=complete,
+        )
+
+    def choices(self) -> dict[str, Any]:
+        """What was resolved on the way, and how the plane was made."""
+        choices = super().choices() | self._plane.choices
+        for split, resolved in choices["splits"].items():
+            sharing = split in self._shared and self._shared[split].active
+            resolved["first_layer"] = "shared" if sharing else "computed"
+            resolved["autocast_difference"] = self._autocast.get(split, {})
+        return choices
+
+    def _tables(self, points: list[Any]) -> Tables:
+        """Split -> metric -> values at ``points``, which may be nested."""
+        names = next(iter(self.values.values()), {})
+        return {
+            split: {
+                metric: _array(points, {point: values[split][metric] for point, values in self.values.items()})
+                for metric in table
+            }
+            for split, table in names.items()
+        }
+
+
+def _array(points: list[Any], numbers: Mapping[Point, float]) -> Array:
+    """The numbers of points, which may be nested, in an array; NaN where there is none."""
+    if points and isinstance(points[0], list):
+        return np.array([_array(row, numbers) for row in points])
+    return np.array([numbers.get(point, np.nan) for point in points], dtype=np.float64)
