@@ -15,6 +15,9 @@ ISTHMUS_RULE std::uint64_t multiply_low(std::uint64_t x, std::uint32_t factor) {
     return std::uint64_t{static_cast<std::uint32_t>(x)} * factor;
 }
 
+// The upper half, in the lower half.
+ISTHMUS_RULE std::uint64_t upper_half(std::uint64_t x) { return x >> 32; }
+
 // The keys of the rounds.
 template <class Word>
 struct KeySchedule {
@@ -33,7 +36,8 @@ template <class Word>
 ISTHMUS_RULE Words<Word> philox(Words<Word> counter, const KeySchedule<Word>& keys) {
     for (int round = 0; round < KeySchedule<Word>::rounds; ++round) {
         const Word p0 = multiply_low(counter.x0, 0xD2511F53), p1 = multiply_low(counter.x2, 0xCD9E8D57);
-        counter = {(p1 >> 32) ^ counter.x1 ^ keys.key0[round], p1, (p0 >> 32) ^ counter.x3 ^ keys.key1[round], p0};
+        counter = {upper_half(p1) ^ counter.x1 ^ keys.key0[round], p1, upper_half(p0) ^ counter.x3 ^ keys.key1[round],
+                   p0};
     }
     return counter;
 }

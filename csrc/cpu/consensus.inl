@@ -100,13 +100,37 @@ inline void revise(std::vector<Revision>& revisions, std::size_t row, std::int64
     revisions.push_back({row, begin, end});
 }
 
+// What survives of entry i of model K, by magnitude.
+template <class C, std::size_t Count>
+struct Trimmed {
+    Key<C> low[Count], high[Count];
+    C rescale[Count];
+
+    template <std::size_t K>
+    C survivor(C x, C base, std::int64_t) const {
+        return task<true, true>(x, base, low[K], high[K], rescale[K]);
+    }
+};
+
+// The same at random.
+template <class C, std::size_t Count>
+struct Drawn {
+    const std::uint32_t* words[Count];
+    std::uint32_t limit[Count];
+    C rescale[Count];
+
+    template <std::size_t K>
+    C survivor(C x, C base, std::int64_t i) const {
+        return drawn(rules::difference(x, base), words[K][i], limit[K], rescale[K]);
+    }
+};
+
 // All of it in one loop: results are of the type S that inputs are read as.
-template <Vote V, MergeFunc Func, class S, class C, std::size_t... K>
-void fuse(S* result, const S* base, const S* const* x, const Trimming<C>& trimming, const Numbers<C>& numbers,
-          std::int64_t n, Votes& counted, Key<C>* cancelled, std::index_sequence<K...>) {
+template <Vote V, MergeFunc Func, class S, class C, class Kept, std::size_t... K>
+void fuse(S* result, const S* base, const S* const* x, const Kept kept, const Numbers<C>& numbers, std::int64_t n,
+          Votes& counted, Key<C>* cancelled, std::index_sequence<K...>) {
     const S* const in[] = {x[K]...};
-    const Key<C> low[] = {trimming.intervals[K].low...}, high[] = {trimming.intervals[K].high...};
-    const C r[] = {trimming.rescale[K]...}, w[] = {numbers.weights[K]...}, d[] = {numbers.shares[K]...};
+    const C w[] = {numbers.weights[K]...}, d[] = {numbers.shares[K]...};
     const Key<C> zero = numbers.zero;
     const bool cancel = numbers.cancel;
     const C scaling = numbers.scaling;
@@ -126,7 +150,7 @@ void fuse(S* result, const S* base, const S* const* x, const Trimming<C>& trimmi
             }
             return settled<V, Func>(b, merged, divisor, votes, cancel, scaling);
         };
-        narrow(result[i], consensus_of(task<true, true>(widen<C>(in[K][i]), b, low[K], high[K], r[K])...));
+        narrow(result[i], consensus_of(kept.template survivor<K>(widen<C>(in[K][i]), b, i)...));
     }
     counted.positive += counts.positive;
     counted.negative += counts.negative;
@@ -195,6 +219,12 @@ const S* no_base() {
     return zeros;
 }
 
+// Which rules have a loop of their own over so many models: each is code that grows with all of them.
+constexpr bool is_fused(bool random, std::size_t models, Vote vote, MergeFunc func) {
+    if (func == MergeFunc::max) return false;
+    return !random || (models <= 4 && (vote == Vote::none || vote == Vote::total));
+}
+
 template <class S, class C>
 class Consensus {
    public:
@@ -234,23 +264,31 @@ class Consensus {
         if (tally_.kept != nullptr) count_survivors(n);
     }
 
-    // n results from `begin`, in one loop; only for `count` models, of which nothing is dropped at random.
+    // n results from `begin`, in one loop; for `Count` models.
     template <std::size_t Count>
     void fused(std::int64_t begin, std::int64_t n, S* result) {
-        Tasks<S, C>& tasks = survivors_.tasks;
-        Trimming<C>& trimming = survivors_.trimming;
-        tasks.read(begin, n);
+        survivors_.tasks.read(begin, n);
         Votes votes;
-        for (std::int64_t from = begin, to; from < begin + n; from = to) {
-            to = trimming.settle(from, begin + n);
-            const S* x[Count];
-            for (std::size_t k = 0; k < Count; ++k) x[k] = tasks.inputs()[k] + (from - begin);
-            const S* b = plan_.based ? base() + (from - begin) : base();
-            with_rule(plan_, [&](auto vote, auto func) {
-                if constexpr (func != MergeFunc::max)
-                    fuse<vote, func>(result + (from - begin), b, x, trimming, numbers_, to - from, votes,
-                                     cancelled_ + (from - begin), std::make_index_sequence<Count>{});
-            });
+        if (plan_.random.keys != nullptr) {
+            Drawn<C, Count> kept;
+            for (std::size_t k = 0; k < Count; ++k) {
+                kept.words[k] = survivors_.words(k, begin, n);
+                kept.limit[k] = survivors_.limit(k);
+                kept.rescale[k] = survivors_.drawn_rescale(k);
+            }
+            fuse_from(0, n, result, kept, votes);
+        } else {
+            Trimming<C>& trimming = survivors_.trimming;
+            for (std::int64_t from = begin, to; from < begin + n; from = to) {
+                to = trimming.settle(from, begin + n);
+                Trimmed<C, Count> kept;
+                for (std::size_t k = 0; k < Count; ++k) {
+                    kept.low[k] = trimming.intervals[k].low;
+                    kept.high[k] = trimming.intervals[k].high;
+                    kept.rescale[k] = trimming.rescale[k];
+                }
+                fuse_from(from - begin, to - from, result, kept, votes);
+            }
         }
         if (plan_.vote != Vote::none) tally(votes, begin, n);
     }
@@ -261,6 +299,19 @@ class Consensus {
 
    private:
     const S* base() const { return plan_.based ? survivors_.tasks.base() : no_base<S>(); }
+
+    // n results of the chunk last read, from its element `at`.
+    template <template <class, std::size_t> class Kept, std::size_t Count>
+    void fuse_from(std::int64_t at, std::int64_t n, S* result, const Kept<C, Count>& kept, Votes& votes) {
+        const S* x[Count];
+        for (std::size_t k = 0; k < Count; ++k) x[k] = survivors_.tasks.inputs()[k] + at;
+        const S* b = plan_.based ? base() + at : base();
+        with_rule(plan_, [&](auto vote, auto func) {
+            if constexpr (is_fused(std::is_same_v<Kept<C, Count>, Drawn<C, Count>>, Count, vote, func))
+                fuse<vote, func>(result + at, b, x, kept, numbers_, n, votes, cancelled_ + at,
+                                 std::make_index_sequence<Count>{});
+        });
+    }
 
     void tally(const Votes& votes, std::int64_t begin, std::int64_t n) {
         tally_.positive += votes.positive;
@@ -303,9 +354,14 @@ class Consensus {
 
 // Whether a range can be merged in one loop: the case that must be as fast as memory.
 template <class S>
-bool is_usual(const Range& range, const Plan& plan, const Tally& tally) {
-    return range.output.address != 0 && range.output.dtype == dtype_of<S> && range.width - plan.based <= group &&
-           plan.random.keys == nullptr && plan.merge != MergeFunc::max && tally.kept == nullptr;
+bool is_usual(const Range& range, const Plan& plan, std::size_t row, const Tally& tally) {
+    const std::size_t models = range.width - plan.based;
+    if (range.output.address == 0 || range.output.dtype != dtype_of<S> || tally.kept != nullptr) return false;
+    const bool random = plan.random.keys != nullptr;
+    if (models > group || !is_fused(random, models, plan.vote, plan.merge)) return false;
+    const double* density = plan.random.density + row * models;
+    const auto none_or_all = [](double p) { return p <= 0 || p >= 1; };
+    return !random || (plan.random.epsilon == nullptr && std::none_of(density, density + models, none_or_all));
 }
 
 inline void consensus(const Range* ranges, std::size_t count, const Plan& plan, std::size_t row, int zero,
@@ -325,7 +381,7 @@ inline void consensus(const Range* ranges, std::size_t count, const Plan& plan, 
                     });
                 }
             };
-            if (is_usual<S>(first, plan, tally)) {
+            if (is_usual<S>(first, plan, row, tally)) {
                 static_assert(group == 8);
                 switch (first.width - plan.based) {
                     case 1: return fuse(std::integral_constant<std::size_t, 1>{});

@@ -3,11 +3,16 @@
 // Included after consensus.inl. A block begins at a multiple of its size in its row or group, so that the order of
 // additions depends on nothing else.
 
-// The entries of one chunk in float64.
-template <class C>
-const double* in_double(const C* x, std::int64_t n, double* scratch) {
+// The entries of one chunk in float64; between them, ask(i, count) for what is read later in the place of i, i + 1, ...
+template <class C, class Ask>
+const double* in_double(const C* x, std::int64_t n, double* scratch, Ask ask) {
+    constexpr std::int64_t at_once = 64;
+    for (std::int64_t begin = 0; begin < n; begin += at_once) {
+        ask(begin, at_once);
+        if constexpr (!std::is_same_v<C, double>)
+            for (std::int64_t i = begin; i < std::min(begin + at_once, n); ++i) scratch[i] = x[i];
+    }
     if constexpr (std::is_same_v<C, double>) return x;
-    for (std::int64_t i = 0; i < n; ++i) scratch[i] = x[i];
     return scratch;
 }
 
@@ -46,8 +51,9 @@ void for_blocks(const Range& range, Body body, Finish finish) {
 
 inline void gram(const Range& range, bool based, double* sums) {
     with_types(range, true, [&](auto stored, auto computed) {
+        using S = decltype(stored);
         using C = decltype(computed);
-        Tasks<decltype(stored), C> tasks(range, based);
+        Tasks<S, C> tasks(range, based);
         const std::size_t models = tasks.models();
         std::vector<double> interleaved(models * models * lanes);
         Rows<double> scratch(models);
@@ -56,12 +62,18 @@ inline void gram(const Range& range, bool based, double* sums) {
             range,
             [&](std::int64_t begin, std::int64_t n) {
                 tasks.read(begin, n);
-                tasks.load(0, n, nullptr, nullptr);
-                const std::int64_t next = std::min(n, range.end - begin - n);
-                if (based) tasks.ask_for(0, begin + n, next);
+                const bool as_they_lie = std::is_same_v<S, C> && !based;
+                if (!as_they_lie) tasks.load(0, n, nullptr, nullptr);
                 for (std::size_t k = 0; k < models; ++k) {
-                    tasks.ask_for(k + based, begin + n, next);
-                    x[k] = in_double(tasks.t[k], n, scratch[k]);
+                    const auto ask = [&](std::int64_t i, std::int64_t count) {
+                        const std::int64_t next = begin + n + i, left = std::min(count, range.end - next);
+                        if (based && k == 0) tasks.ask_for(0, next, left);
+                        tasks.ask_for(k + based, next, left);
+                    };
+                    const C* t = tasks.t[k];
+                    if constexpr (std::is_same_v<S, C>)
+                        if (as_they_lie) t = tasks.inputs()[k];
+                    x[k] = in_double(t, n, scratch[k], ask);
                 }
                 for (std::size_t j = 0; j < models; ++j)
                     for (std::size_t k = 0; k <= j; ++k)

@@ -86,6 +86,12 @@ C task(C x, C base, Key<C> low, Key<C> high, C rescale) {
     return masked(rules::scaled(rescale, t), -Key<C>((size >= low) & (size <= high)));
 }
 
+// One entry where survivors are drawn at random.
+template <class C>
+C drawn(C t, std::uint32_t word, std::uint32_t limit, C rescale) {
+    return masked(rules::scaled(rescale, t), -Key<C>(word < limit));
+}
+
 template <bool Based, bool Trim, class S, class C, std::size_t... K>
 void subtract(const S* base, const S* const* x, C* const* t, const Interval<C>* kept, const C* rescale, std::int64_t n,
               std::index_sequence<K...>) {
@@ -202,19 +208,33 @@ class Trimming {
     std::int64_t length_;
 };
 
-// As many blocks of random words at a time as the widest register holds.
+// As many blocks of random words at a time as the widest register holds, and what a register does to them at once.
 #if ISTHMUS_STREAM == 64
 using Blocks = unsigned long long __attribute__((vector_size(64)));
 inline Blocks multiply_low(Blocks x, std::uint32_t factor) {
     return (Blocks)_mm512_mul_epu32((__m512i)x, _mm512_set1_epi64(factor));
+}
+inline Blocks upper_half(Blocks x) { return (Blocks)_mm512_shuffle_epi32((__m512i)x, _MM_PERM_DDBB); }
+inline void interleave(Blocks* out, Blocks a, Blocks b) {
+    out[0] = __builtin_shufflevector(a, b, 0, 8, 1, 9, 2, 10, 3, 11);
+    out[1] = __builtin_shufflevector(a, b, 4, 12, 5, 13, 6, 14, 7, 15);
 }
 #elif ISTHMUS_STREAM == 32
 using Blocks = unsigned long long __attribute__((vector_size(32)));
 inline Blocks multiply_low(Blocks x, std::uint32_t factor) {
     return (Blocks)_mm256_mul_epu32((__m256i)x, _mm256_set1_epi64x(factor));
 }
+inline Blocks upper_half(Blocks x) { return (Blocks)_mm256_shuffle_epi32((__m256i)x, _MM_SHUFFLE(3, 3, 1, 1)); }
+inline void interleave(Blocks* out, Blocks a, Blocks b) {
+    out[0] = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+    out[1] = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+}
 #else
 using Blocks = std::uint64_t;
+inline void interleave(Blocks* out, Blocks a, Blocks b) {
+    out[0] = a;
+    out[1] = b;
+}
 #endif
 
 #include "../philox.h"
@@ -222,7 +242,9 @@ using Blocks = std::uint64_t;
 // The random words of n elements from `first`: word i is of element first + i.
 class RandomWords {
    public:
-    const std::uint32_t* fill(const std::int64_t* key, std::int64_t first, std::int64_t n) {
+    // Between them, ask(i, count) for what is read later in the place of the elements i, i + 1, ...
+    template <class Ask>
+    const std::uint32_t* fill(const std::int64_t* key, std::int64_t first, std::int64_t n, Ask ask) {
         constexpr std::int64_t at_once = sizeof(Blocks) / 8;
         const std::int64_t block = first / 4, blocks = (first % 4 + n + 3) / 4;
         const std::uint64_t c2 = key[2], c3 = key[3];
@@ -233,14 +255,11 @@ class RandomWords {
         Blocks counter;
         std::memcpy(&counter, counters, sizeof counter);
         for (std::int64_t i = 0; i < blocks; i += at_once, counter += at_once) {
+            ask(4 * i, 4 * at_once);
             const Words<Blocks> w = philox<Blocks>({counter, counter >> 32, zero + c2, zero + c3}, keys);
-            const Blocks pairs[2] = {(w.x0 & low) | (w.x1 << 32), (w.x2 & low) | (w.x3 << 32)};
-            std::uint64_t x[2][at_once];
-            std::memcpy(x, pairs, sizeof x);
-            for (std::int64_t j = 0; j < at_once; ++j) {
-                std::memcpy(words_ + 4 * (i + j), &x[0][j], 8);
-                std::memcpy(words_ + 4 * (i + j) + 2, &x[1][j], 8);
-            }
+            Blocks words[2];  // one block after the other
+            interleave(words, (w.x0 & low) | (w.x1 << 32), (w.x2 & low) | (w.x3 << 32));
+            std::memcpy(words_ + 4 * i, words, sizeof words);
         }
         return words_ + first % 4;
     }
@@ -260,7 +279,8 @@ class Survivors {
           plan_(plan),
           row_(row),
           models_(tasks.models()),
-          length_(plan.lengths != nullptr ? plan.lengths[row] : 0) {}
+          length_(plan.lengths != nullptr ? plan.lengths[row] : 0),
+          words_(plan.random.keys != nullptr ? models_ : 0) {}
 
     Tasks<S, C> tasks;
     Trimming<C> trimming;
@@ -268,17 +288,12 @@ class Survivors {
     // The survivors of n elements from `begin`, in tasks.t.
     void load(std::int64_t begin, std::int64_t n) {
         tasks.read(begin, n);
-        const std::int64_t next = std::min(n, range_.end - begin - n);
-        if (plan_.based) tasks.ask_for(0, begin + n, next);
         if (plan_.random.keys != nullptr) {
             tasks.load(0, n, nullptr, nullptr);
-            for (std::size_t k = 0; k < models_; ++k) {
-                tasks.ask_for(k + plan_.based, begin + n, next);
-                draw(k, begin, n);
-            }
+            for (std::size_t k = 0; k < models_; ++k) draw(k, begin, n);
             return;
         }
-        for (std::size_t k = 0; k < models_; ++k) tasks.ask_for(k + plan_.based, begin + n, next);
+        for (std::size_t k = 0; k < range_.width; ++k) tasks.ask_for(k, begin + n, std::min(n, range_.end - begin - n));
         if (trimming.leaves_all) {
             tasks.load(0, n, nullptr, nullptr);
         } else {
@@ -287,6 +302,24 @@ class Survivors {
                 tasks.load(from - begin, to - begin, trimming.intervals.data(), trimming.rescale.data());
             }
         }
+    }
+
+    // The random words of n elements from `begin` for model k, which keeps those below a limit.
+    const std::uint32_t* words(std::size_t k, std::int64_t begin, std::int64_t n) {
+        const std::int64_t next = begin + n;  // the next chunk is asked for meanwhile
+        const auto ask = [&](std::int64_t i, std::int64_t count) {
+            const std::int64_t left = std::min(count, range_.end - next - i);
+            if (plan_.based && k == 0) tasks.ask_for(0, next + i, left);
+            tasks.ask_for(k + plan_.based, next + i, left);
+        };
+        return words_[k].fill(plan_.random.keys + 4 * (row_ * models_ + k), plan_.random.starts[row_] + begin, n, ask);
+    }
+    std::uint32_t limit(std::size_t k) const {
+        return static_cast<std::uint32_t>(plan_.random.density[row_ * models_ + k] * 0x1p32);
+    }
+    C drawn_rescale(std::size_t k) const {
+        return plan_.random.inverse ? static_cast<C>(1 / plan_.random.density[row_ * models_ + k])
+                                    : trimming.rescale[k];
     }
 
    private:
@@ -304,7 +337,7 @@ class Survivors {
             for (std::int64_t i = 0; i < n; ++i) t[i] = rules::scaled(trimming.rescale[k], t[i]);
             return;
         }
-        const std::uint32_t* words = words_.fill(random.keys + 4 * at, random.starts[row_] + begin, n);
+        const std::uint32_t* word = words(k, begin, n);
         if (random.epsilon != nullptr) {
             for (std::int64_t from = begin, to; from < begin + n; from = to) {
                 const std::int64_t group = from / length_;
@@ -314,15 +347,15 @@ class Survivors {
                 for (std::int64_t i = from; i < to; ++i) {
                     const std::size_t j = i - group * length_;
                     const C r = random.inverse ? odds.inverse[j] : trimming.rescale[k];
-                    t[i - begin] = words[i - begin] < odds.limit[j] ? rules::scaled(r, t[i - begin]) : C{};
+                    t[i - begin] = word[i - begin] < odds.limit[j] ? rules::scaled(r, t[i - begin]) : C{};
                 }
             }
             return;
         }
-        const auto limit = static_cast<std::uint32_t>(density * 0x1p32);
-        const C r = random.inverse ? static_cast<C>(1 / density) : trimming.rescale[k];
+        const std::uint32_t below = limit(k);
+        const C r = drawn_rescale(k);
 #pragma GCC ivdep
-        for (std::int64_t i = 0; i < n; ++i) t[i] = masked(rules::scaled(r, t[i]), -Key<C>(words[i] < limit));
+        for (std::int64_t i = 0; i < n; ++i) t[i] = drawn(t[i], word[i], below, r);
     }
 
     // How likely each element of a group is to survive, by the rank of its magnitude in the group.
@@ -367,7 +400,7 @@ class Survivors {
     const Plan& plan_;
     std::size_t row_, models_;
     std::int64_t length_;
-    RandomWords words_;
+    std::vector<RandomWords> words_;
     std::int64_t ranked_ = -1;
     std::vector<Odds> odds_;
 };
