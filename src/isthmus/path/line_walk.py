@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from typing import Any
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -16,18 +16,25 @@ from isthmus.flat import FlatState, canonical_keys
 from isthmus.merging.sources import Source
 
 from . import metrics
+from .affine_walk import AffineWalk
 from .evaluate import Evaluator
 from .result import PathResult
-from .shared import SharedLayers
 from .tasks import accuracy
-from .walk import Evaluate, Walk, versions
+from .walk import Evaluate, versions
+
+if TYPE_CHECKING:
+    from .adaptive import Refinement
 
 CKA_SAMPLES = 4096  # as many of the first samples are compared by CKA
 A, MIDPOINT, B = 0.0, 0.5, 1.0  # the points that figures of merit are measured by
 
 
-class LineWalk(Walk[float, PathResult]):
-    """The evaluations on the line between two models; points are interpolation factors."""
+class LineWalk(AffineWalk[float, PathResult]):
+    """The evaluations on the line between two models; points are interpolation factors.
+
+    Attributes:
+        refinement: what chooses the points of an adaptive scan, if it is one.
+    """
 
     def __init__(
         self,
@@ -43,6 +50,7 @@ class LineWalk(Walk[float, PathResult]):
     ) -> None:
         """Load the ends; arguments as in ``scan_line``, ``shared`` those of every walk."""
         super().__init__(model, evaluate, **shared)
+        self.refinement: Refinement | None = None
         self._a, self._b = self.load(a, "a"), self.load(b, "b")
         self._distances = _distances(model, self._a, self._b, None if base is None else self.load(base, "base"))
         self._representation = representation
@@ -53,12 +61,16 @@ class LineWalk(Walk[float, PathResult]):
         self._ensemble: dict[str, dict[str, float]] = {}
         self._cka: dict[str, float] = {}
         self._outputs_a: dict[str, tuple[Tensor | None, Tensor | None]] = {}
-        self._autocast: dict[str, dict[float, dict[str, float]]] = {}
-        self._shared: dict[str, SharedLayers] = {}
+        self.anchors = (A, B)
+        self.models = {"a": A, "b": B}
 
     def write(self, point: float) -> None:
         """Interpolate between the ends; 0 and 1 are the ends to the bit."""
         merging.lerp_states(self._a, self._b, point, out=self.work, backend=self.backend)
+
+    def coordinates(self, point: float) -> tuple[float]:
+        """The interpolation factor."""
+        return (point,)
 
     def remeasured(self, point: float) -> bool:
         """Ends and midpoint, where outputs are compared."""
@@ -66,12 +78,9 @@ class LineWalk(Walk[float, PathResult]):
 
     def measure(self, split: str, evaluate: Evaluate, point: float) -> dict[str, float]:
         """The metrics at one point; at an end or the midpoint, note what else is compared there."""
-        if not isinstance(evaluate, Evaluator):
-            return super().measure(split, evaluate, point)
-        if self.remeasured(point):
+        if isinstance(evaluate, Evaluator) and self.remeasured(point):
             return self._measure_mark(split, evaluate, point)
-        with self._shared[split].combine([point]) if split in self._shared else nullcontext():
-            return evaluate(self.model)
+        return super().measure(split, evaluate, point)
 
     def _measure_mark(self, split: str, evaluator: Evaluator, alpha: float) -> dict[str, float]:
         """Evaluate an end or the midpoint, where outputs are kept for more than their metrics."""
@@ -88,18 +97,8 @@ class LineWalk(Walk[float, PathResult]):
             self._correct.setdefault(split, {})[alpha] = accuracy(outputs, evaluator.targets)
         if compared:
             self._compare(split, evaluator, alpha, outputs, torch.cat(features) if features else None)
-            if evaluator.dtype is not None:
-                self._autocast.setdefault(split, {})[alpha] = evaluator.autocast_difference(self.model, values)
+        self.note_autocast(split, evaluator, alpha, values)
         return values
-
-    def _sharing(self, split: str, evaluator: Evaluator, alpha: float) -> AbstractContextManager[None]:
-        """Remember first layers at an end, use them at the midpoint."""
-        if not evaluator.share_first_layer or evaluator.dtype is not None:
-            return nullcontext()
-        if split not in self._shared:
-            measured = evaluator.share_first_layer == "auto"
-            self._shared[split] = SharedLayers(self.model, evaluator.inputs, directions=1, measured=measured)
-        return self._shared[split].combine([alpha]) if alpha == MIDPOINT else self._shared[split].record(int(alpha))
 
     def _compare(
         self, split: str, evaluator: Evaluator, alpha: float, outputs: Tensor | None, representation: Tensor | None
@@ -143,14 +142,11 @@ class LineWalk(Walk[float, PathResult]):
 
     def choices(self) -> dict[str, Any]:
         """What was resolved on the way; for each split also how its first layers were computed."""
-        choices = super().choices() | {"representation": self._representation}
-        for split, resolved in choices["splits"].items():
-            sharing = split in self._shared and self._shared[split].active
-            resolved["first_layer"] = "shared" if sharing else "computed"
-            differences = self._autocast.get(split, {})
-            resolved["autocast_difference"] = {
-                name: differences[end] for name, end in (("a", A), ("b", B)) if end in differences
-            }
+        choices = super().choices() | {
+            "representation": self._representation,
+            "adaptive": None if self.refinement is None else self.refinement.choices(),
+        }
+        for resolved in choices["splits"].values():
             resolved["cka_samples"] = None if self._layer is None else min(resolved["samples"], CKA_SAMPLES)
         return choices
 

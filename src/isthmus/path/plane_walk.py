@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,10 +13,9 @@ from torch import nn
 from isthmus import merging
 from isthmus.flat import FlatState
 
-from .evaluate import Evaluator
+from .affine_walk import AffineWalk
 from .plane_result import PlaneResult, Tables
-from .shared import SharedLayers
-from .walk import Evaluate, Walk, versions
+from .walk import Evaluate, versions
 
 Array = NDArray[np.float64]
 Point = tuple[float, float]
@@ -61,7 +59,7 @@ class Plane:
         return 1.0 - s - t, s, t
 
 
-class PlaneWalk(SpanWalk[Point, PlaneResult]):
+class PlaneWalk(AffineWalk[Point, PlaneResult]):
     """The evaluations on a plane; points are coordinates (x, y)."""
 
     def __init__(
@@ -75,28 +73,29 @@ class PlaneWalk(SpanWalk[Point, PlaneResult]):
         """Arguments as in ``scan_plane``, ``shared`` those of every walk."""
         super().__init__(model, evaluate, **shared)
         self._higher_is_better = higher_is_better
-        self._shared: dict[str, SharedLayers] = {}
-        self._autocast: dict[str, dict[str, dict[str, float]]] = {}
 
     def scan(self, plane: Plane, x: Array, y: Array) -> PlaneResult:
-        """Evaluate the models of ``plane`` and the grid of ``x`` by ``y``, row by row.
-
-        What three corners of the grid have in common with all other points (``isthmus.path.shared``) comes first.
-        """
+        """Evaluate three corners of the grid, which all share their first layers with, the models, and the rest."""
         self._plane, self._x, self._y = plane, x, y
-        self.states, self.directions = plane.states, plane.spans is None
+        self.models = plane.models
         grid = [(column, row) for row in y.tolist() for column in x.tolist()]
-        self._corners = [grid[0], grid[len(x) - 1], grid[-len(x)]]
-        points = list(dict.fromkeys([*self._corners, *plane.models.values(), *grid]))
+        if len(x) > 1 and len(y) > 1:
+            self.anchors = (grid[0], grid[len(x) - 1], grid[-len(x)])
+        points = list(dict.fromkeys([*self.anchors, *plane.models.values(), *grid]))
         return self.run(points, len(points))
 
     def settings(self) -> dict[str, Any]:
         """What decides the values of a point, how the plane was made among it."""
         return super().settings() | {"plane": self._plane.choices}
 
-    def weights(self, point: Point) -> tuple[float, float, float]:
-        """The weights of the plane's states; a model of the plane has all the weight where it lies."""
-        return self._plane.weights(point)
+    def write(self, point: Point) -> None:
+        """Sum the states of the plane; a model of the plane is itself to the bit."""
+        merging.weighted_sum_states(self._plane.states, self._plane.weights(point), out=self.work, backend=self.backend)
+
+    def coordinates(self, point: Point) -> tuple[float, float]:
+        """How far from the first corner of the grid towards the second and the third."""
+        (left, bottom), (right, _), (_, top) = self.anchors
+        return (point[0] - left) / (right - left), (point[1] - bottom) / (top - bottom)
 
     def name(self, point: Point) -> str:
         """What error messages call a point."""
@@ -128,12 +127,7 @@ class PlaneWalk(SpanWalk[Point, PlaneResult]):
 
     def choices(self) -> dict[str, Any]:
         """What was resolved on the way, and how the plane was made."""
-        choices = super().choices() | self._plane.choices
-        for split, resolved in choices["splits"].items():
-            sharing = split in self._shared and self._shared[split].active
-            resolved["first_layer"] = "shared" if sharing else "computed"
-            resolved["autocast_difference"] = self._autocast.get(split, {})
-        return choices
+        return super().choices() | self._plane.choices
 
     def _tables(self, points: list[Any]) -> Tables:
         """Split -> metric -> values at ``points``, which may be nested."""

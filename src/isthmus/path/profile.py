@@ -16,10 +16,10 @@ from isthmus import merging
 from isthmus.errors import InputError
 from isthmus.flat import FlatState
 
+from .affine_walk import AffineWalk
 from .directions import norm, parameter_keys, random_directions
 from .evaluate import Data
 from .files import Recorded, array, floats
-from .span_walk import SpanWalk
 from .walk import Evaluate, Progress, versions
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ class ProfileResult(Recorded):
         return plot_profile(self, ax, metrics=metrics)
 
 
-class ProfileWalk(SpanWalk[float, ProfileResult]):
+class ProfileWalk(AffineWalk[float, ProfileResult]):
     """The evaluations along a direction through one model; points are multiples of the direction."""
 
     def __init__(
@@ -107,18 +107,29 @@ class ProfileWalk(SpanWalk[float, ProfileResult]):
         super().__init__(model, evaluate, **shared)
         self._drawn = dict(drawn)
         self._higher_is_better = higher_is_better
-        self.directions = True
-        self.states = [self.load(model, "model"), *random_directions(model, **drawn)]
+        self.models = {"model": MODEL}
+        self._states: list[FlatState] = [self.load(model, "model"), *random_directions(model, **drawn)]
         keys = parameter_keys(model)
-        self._distances = {name: norm(s, keys) for name, s in zip(("norm_model", "norm"), self.states, strict=True)}
+        self._distances = {name: norm(s, keys) for name, s in zip(("norm_model", "norm"), self._states, strict=True)}
 
     def settings(self) -> dict[str, Any]:
         """What decides the values of a point, the direction among it."""
         return super().settings() | {"direction": self._drawn}
 
-    def weights(self, point: float) -> tuple[float, float]:
-        """The model, and so many times the direction."""
-        return 1.0, point
+    def scan(self, alphas: Sequence[float]) -> ProfileResult:
+        """Evaluate the model and the farthest point, which all others share their first layers with, and the rest."""
+        farthest = max(alphas, key=abs)
+        self.anchors = (MODEL, farthest) if farthest != MODEL else ()
+        points = list(dict.fromkeys([MODEL, farthest, *alphas]))
+        return self.run(points, len(points))
+
+    def write(self, point: float) -> None:
+        """Go from the model along the direction; at 0 it is the model to the bit."""
+        merging.weighted_sum_states(self._states, [1.0, point], out=self.work, backend=self.backend)
+
+    def coordinates(self, point: float) -> tuple[float]:
+        """The multiple in units of that of the farthest point."""
+        return (point / self.anchors[-1],)
 
     def result(self, complete: bool) -> ProfileResult:
         """What was found so far, by increasing multiple."""
@@ -193,8 +204,7 @@ def random_line(
         progress=progress,
         checkpoint=checkpoint,
     )
-    order = [MODEL, *(alpha for alpha in points if alpha != MODEL)]
-    return walk.run(order, len(order))
+    return walk.scan(points)
 
 
 def _points(alphas: int | Sequence[float], distance: float) -> list[float]:
