@@ -16,19 +16,39 @@ from .methods import register_method
 from .ops import lerp, weighted_sum
 
 if TYPE_CHECKING:
-    from .path import Evaluator, PathResult, scan_line
+    from .path import (
+        Curve,
+        Evaluator,
+        PathResult,
+        PlaneResult,
+        ProfileResult,
+        TaskArithmeticResult,
+        fit_curve,
+        random_line,
+        random_plane,
+        scan_curve,
+        scan_line,
+        scan_plane,
+        scan_task_arithmetic,
+        trajectory_plane,
+    )
 
 __version__ = "0.1.0"
 
 __all__ = [
+    "Curve",
     "Evaluator",
     "FlatState",
     "PathResult",
+    "PlaneResult",
+    "ProfileResult",
+    "TaskArithmeticResult",
     "TaskVector",
     "__version__",
     "collect_grams",
     "diff",
     "fisher_diagonal",
+    "fit_curve",
     "greedy_soup",
     "lerp",
     "lerp_states",
@@ -36,15 +56,21 @@ __all__ = [
     "merge_into",
     "methods",
     "ops",
+    "random_line",
+    "random_plane",
     "register_method",
+    "scan_curve",
     "scan_line",
+    "scan_plane",
+    "scan_task_arithmetic",
+    "trajectory_plane",
     "weighted_sum",
 ]
 
 
 def __getattr__(name: str) -> object:
     """Import scans when first asked for: who only merges does not wait for them."""
-    if name in ("Evaluator", "PathResult", "scan_line"):
+    if name in __all__:
         from . import path
 
         return getattr(path, name)

@@ -135,3 +135,12 @@ def test_norms_are_those_of_the_inputs_although_one_is_written_to():
     assert norms.models == pytest.approx([math.sqrt(18), math.sqrt(2)])
     assert norms.task_vectors == pytest.approx([math.sqrt(8), 0])
     assert norms.merged == pytest.approx(math.sqrt(8))
+
+
+def test_a_report_changes_nothing_of_what_is_rescaled():
+    """Half of the entries survive, and count twice."""
+    base, models = {"w": torch.zeros(4)}, [{"w": torch.tensor([1.0, 2.0, 3.0, 4.0])}]
+    options = {"base": base, "method": "ties", "density": 0.5, "ties": "exact", "rescale": "inverse_density"}
+    merged, report = isthmus.merge(models, return_report=True, **options)
+    assert merged["w"].tolist() == isthmus.merge(models, **options)["w"].tolist() == [0, 0, 6, 8]
+    assert report.entries["w"].kept == [2]

@@ -224,7 +224,7 @@ def make_report(
     return MergeReport(
         method=method.name,
         preset=preset,
-        options={name: _plain(value) for name, value in options.items()},
+        options={name: plain_option(value) for name, value in options.items()},
         models=[model.name for model in models],
         base=None if base is None else base.name,
         backend=backend,
@@ -246,7 +246,7 @@ def _counts(rows: Rows, counts: Counts) -> Iterable[tuple[str, dict[str, Any]]]:
         yield key, {name: values[row] for name, values in by_name.items()}
 
 
-def _plain(value: Any) -> Any:
+def plain_option(value: Any) -> Any:
     """An option as JSON can hold it: big ones, such as a Fisher for each model, by their kind."""
     if isinstance(value, Tensor) and value.dim() > 1:
         return f"tensor of shape {tuple(value.shape)}"
@@ -257,9 +257,9 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Mapping):
         if any(isinstance(item, Tensor) and item.dim() > 1 for item in value.values()):
             return f"{len(value)} tensors"
-        return {str(key): _plain(item) for key, item in value.items()}
+        return {str(key): plain_option(item) for key, item in value.items()}
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
+        return [plain_option(item) for item in value]
     return value if value is None or isinstance(value, bool | int | float | str) else str(value)
 
 

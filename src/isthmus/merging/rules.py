@@ -213,23 +213,36 @@ def _(method: methods.ModelStock, rows: Rows, counting: bool) -> None:
 
 @apply.register
 def _(method: methods.Consensus, rows: Rows, counting: bool) -> Counts | None:
+    thresholds = None
+    if counting and isinstance(method, methods.Ranked):
+        thresholds = find_thresholds(method, rows, [rows.per_model["density"]])[0]
+    return consensus(method, rows, thresholds, counting)
+
+
+def find_thresholds(method: methods.Ranked, rows: Rows, densities: Sequence[PerModel]) -> list[ops.Thresholds]:
+    """What trims the models at each of ``densities``, found in one sweep; all other options are the method's."""
+    return ops.thresholds(
+        rows.models,
+        densities=densities,
+        gamma=rows.per_model.get("gamma"),
+        base=rows.base,
+        scope=method.scope,
+        ties=method.ties,
+        min_kept=method.min_kept,
+        names=rows.keys,
+        backend=rows.backend,
+    )
+
+
+def consensus(
+    method: methods.Consensus, rows: Rows, thresholds: ops.Thresholds | None = None, counting: bool = False
+) -> Counts | None:
+    """Merge ``rows`` into ``rows.out``, trimmed by ``thresholds`` if there are any; ``counting`` as for ``apply``."""
     options = method.consensus_options()
     weights = rows.per_model["weights"]
     if isinstance(method, methods.Summed) and method.normalize:
         weights = _normalised(rows)
     given: dict[str, Any] = {name: value for name, value in rows.per_model.items() if name != "weights"}
-    thresholds = None
-    if counting and isinstance(method, methods.Ranked):
-        ranking = {name: options.pop(name) for name in ("scope", "ties", "min_kept")}
-        thresholds = ops.thresholds(
-            rows.models,
-            given.pop("density"),
-            gamma=given.pop("gamma", None),
-            base=rows.base,
-            names=rows.keys,
-            backend=rows.backend,
-            **ranking,
-        )
     result = ops.consensus(
         rows.models,
         weights,

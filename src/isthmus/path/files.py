@@ -45,7 +45,11 @@ class Recorded(ABC):
 
     @abstractmethod
     def rows(self) -> Iterator[tuple[Any, ...]]:
-        """The tidy table, row by row; its columns are ``COLUMNS``."""
+        """The tidy table, row by row; its columns are ``columns``."""
+
+    def columns(self) -> tuple[str, ...]:
+        """The header of the tidy table: ``COLUMNS``, unless it depends on what was scanned."""
+        return self.COLUMNS
 
     def to_dict(self) -> dict[str, Any]:
         """Everything, as mappings, lists, strings, numbers and booleans that JSON knows.
@@ -116,7 +120,7 @@ class Recorded(ABC):
         from isthmus.io import atomic_write
 
         with atomic_write(path) as temporary, temporary.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file).writerows([self.COLUMNS, *self.rows()])
+            csv.writer(file).writerows([self.columns(), *self.rows()])
 
     def to_frame(self) -> Any:
         """The tidy table as a ``pandas.DataFrame``.
@@ -125,7 +129,7 @@ class Recorded(ABC):
             DependencyError: pandas is not installed.
         """
         pandas = optional("pandas", extra="lab", purpose=f"{type(self).__name__}.to_frame")
-        return pandas.DataFrame.from_records(list(self.rows()), columns=list(self.COLUMNS))
+        return pandas.DataFrame.from_records(list(self.rows()), columns=list(self.columns()))
 
 
 def jsonable(value: Any) -> Any:

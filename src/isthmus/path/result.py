@@ -65,6 +65,8 @@ class PathResult(Recorded):
         choices: what was resolved on the way: BatchNorm policy, backend, dtypes, batch sizes, and so on.
         versions: package -> version.
         complete: False if the scan was interrupted; then the points are those that were finished.
+        positions: of a curve, its length up to each point, shape (points,); None on a straight line, where length is
+            proportional to alpha.
     """
 
     KIND = "path result"
@@ -83,6 +85,7 @@ class PathResult(Recorded):
     choices: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     complete: bool = True
+    positions: NDArray[np.float64] | None = None
 
     @cached_property
     def summary(self) -> dict[str, dict[str, Summary]]:
@@ -98,6 +101,7 @@ class PathResult(Recorded):
         merged = at.get(0.5, math.nan)
         inside = (self.alphas >= 0) & (self.alphas <= 1)
         alphas, values = self.alphas[inside], values[inside]
+        positions = alphas if self.positions is None else self.positions[inside]
         sign = {"higher_is_better": higher_is_better}
         barrier = metrics.barrier(alphas, values, ends, **sign)
         linear_barrier = metrics.linear_barrier(alphas, values, ends, **sign)
@@ -110,7 +114,7 @@ class PathResult(Recorded):
             barrier_alpha=barrier.alpha,
             linear_barrier=linear_barrier.height,
             linear_barrier_alpha=linear_barrier.alpha,
-            integral=metrics.integral(values, alphas) if len(alphas) > 1 else math.nan,
+            integral=metrics.integral(values, positions) if len(alphas) > 1 else math.nan,
         )
 
     def rows(self) -> Iterator[tuple[str, float, str, float]]:
@@ -140,6 +144,7 @@ class PathResult(Recorded):
             "choices": self.choices,
             "versions": self.versions,
             "complete": self.complete,
+            "positions": self.positions,
         }
 
     @classmethod
@@ -158,6 +163,7 @@ class PathResult(Recorded):
             choices=dict(content["choices"]),
             versions=dict(content["versions"]),
             complete=content["complete"],
+            positions=None if content.get("positions") is None else array(content["positions"]),
         )
 
     def plot(self, ax: Axes | Sequence[Axes] | None = None, *, metrics: Sequence[str] | None = None) -> list[Axes]:
