@@ -14,6 +14,8 @@ from isthmus.path import (
     Evaluator,
     accuracy,
     cross_entropy,
+    scan_line,
+    scan_plane,
     squared_error,
     token_accuracy,
     token_cross_entropy,
@@ -168,6 +170,25 @@ def test_models_run_in_evaluation_mode_and_have_their_modes_back():
     assert torch.equal(evaluator.outputs(model), model[1](INPUTS))
     assert (model.training, model[0].training, model[1].training) == (True, True, False)
     assert model[1].num_batches_tracked == 0
+
+
+def test_scans_report_what_autocast_changes_at_their_models():
+    torch.manual_seed(0)
+    models = [nn.Linear(2, 2) for _ in range(3)]
+    low, high = Evaluator((INPUTS, TARGETS), dtype=torch.bfloat16), Evaluator((INPUTS, TARGETS))
+
+    def expected(model: nn.Module) -> dict[str, float]:
+        values, exact = low(model), high(model)
+        return {name: values[name] - exact[name] for name in exact}
+
+    line = scan_line(*models, {"low": low, "high": high}, 3).choices["splits"]
+    assert line["low"]["autocast_difference"] == {"a": expected(models[1]), "b": expected(models[2])}
+    assert line["low"]["autocast"] == "bfloat16"
+    assert line["high"]["autocast_difference"] == {}
+    assert any(expected(models[1]).values())
+    plane = scan_plane(models[0], models[0], models[1:], low, (3, 3)).choices["splits"]["data"]
+    named = dict(zip(("base", "A", "B"), models, strict=True))
+    assert plane["autocast_difference"] == {name: expected(model) for name, model in named.items()}
 
 
 class Counting(nn.Module):

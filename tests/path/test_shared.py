@@ -8,7 +8,7 @@ import torch
 from torch import nn
 from torch.nn.utils import parametrizations
 
-from isthmus.path import Evaluator, scan_line, shared
+from isthmus.path import Evaluator, random_line, random_plane, scan_line, scan_plane, shared
 
 WIDTH = 160
 
@@ -62,9 +62,12 @@ def three(make) -> list[nn.Module]:
     return models
 
 
+def evaluator(share: bool | str, **options) -> Evaluator:
+    return Evaluator(data(), batch_size=32, memory_format=torch.contiguous_format, share_first_layer=share, **options)
+
+
 def scan(models: list[nn.Module], *, share: bool | str, **options):
-    evaluator = Evaluator(data(), batch_size=32, share_first_layer=share, **options)
-    return scan_line(*models, evaluator, 11)
+    return scan_line(*models, evaluator(share, **options), 11)
 
 
 def layer_of(result) -> str:
@@ -144,6 +147,51 @@ def test_outputs_on_a_plane_are_combined_from_three():
             found = layer(inputs[:50])
             assert layer(inputs).isnan().all()  # another view
         torch.testing.assert_close(found - layer.bias, inputs[:50] @ (weights[0] - 0.5 * weights[1] + 2 * weights[2]).T)
+
+
+PLANES = {
+    "three models": lambda models, share: scan_plane(models[0], models[0], models[1:], evaluator(share), (5, 4)),
+    "random plane": lambda models, share: random_plane(models[0], evaluator(share), (5, 4)),
+    "random line": lambda models, share: random_line(models[0], evaluator(share), 8),
+}
+
+
+@pytest.mark.parametrize("name", PLANES)
+def test_planes_and_random_lines_share_too(name, monkeypatch):
+    models, calls, forward = three(MODELS["mlp"]), [], nn.Linear.forward
+
+    def counting(layer, inputs):
+        calls.append(layer.in_features)
+        return forward(layer, inputs)
+
+    monkeypatch.setattr(nn.Linear, "forward", counting)
+    with_sharing = PLANES[name](models, True)
+    batches, anchors = 3, 2 if name == "random line" else 3
+    marked = len(getattr(with_sharing, "models", ["the model, an anchor"])) if anchors == 3 else 0
+    assert calls.count(WIDTH) == batches * (anchors + marked)
+    without = PLANES[name](models, False)
+    assert (layer_of(with_sharing), layer_of(without)) == ("shared", "computed")
+    loss, expected = with_sharing.values["data"]["loss"], without.values["data"]["loss"]
+    np.testing.assert_allclose(loss, expected, rtol=1e-5)
+    assert np.ptp(expected) > 1e-2
+    if anchors == 3:
+        assert with_sharing.model_values["data"]["loss"].tolist() == without.model_values["data"]["loss"].tolist()
+
+
+def test_a_plane_is_shared_after_it_was_interrupted(tmp_path):
+    models = three(MODELS["mlp"])
+    expected = PLANES["random plane"](models, True).values["data"]["loss"]
+
+    def interrupt(done, *_):
+        if done == 9:
+            raise KeyboardInterrupt
+
+    options = {"grid": (5, 4), "checkpoint": tmp_path / "plane"}
+    with pytest.raises(KeyboardInterrupt):
+        random_plane(models[0], evaluator(True), progress=interrupt, **options)
+    result = random_plane(models[0], evaluator(True), **options)
+    assert layer_of(result) == "shared"
+    assert np.array_equal(result.values["data"]["loss"], expected)
 
 
 def test_memory_limit_ends_recording(monkeypatch):
