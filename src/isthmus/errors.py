@@ -1,9 +1,14 @@
-"""The errors isthmus raises on purpose: one base class and its few children.
+"""The errors isthmus raises on purpose, one base class and its few children, and how it warns.
 
 Every message names the thing that is wrong, what was expected, what came, and what to do.
 """
 
 from __future__ import annotations
+
+import sys
+import warnings
+
+_PASSED_ON = ("isthmus", "functools", "contextlib", "torch")  # packages that the calls of a user's call go through
 
 
 class IsthmusError(Exception):
@@ -34,3 +39,11 @@ class EvaluationError(IsthmusError, RuntimeError):
 
 class IsthmusWarning(UserWarning):
     """Something went on in a way the user may not expect; the message says what and how to choose otherwise."""
+
+
+def warn(message: str) -> None:
+    """Issue an ``IsthmusWarning`` that points at the line of the user's that called isthmus, however deep this is."""
+    frame, level = sys._getframe(1), 2
+    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_ON:
+        frame, level = frame.f_back, level + 1
+    warnings.warn(message, IsthmusWarning, stacklevel=level)

@@ -338,9 +338,10 @@ class TestBatchNorm:
         assert kept.values["data"]["loss"][0] != result.values["data"]["loss"][0]
 
     def test_auto_without_data_keeps_and_warns(self):
-        with pytest.warns(IsthmusWarning, match="bn_data="):
+        with pytest.warns(IsthmusWarning, match="bn_data=") as seen:
             result = scan_line(mlp(3, norm=True), mlp(1, norm=True), mlp(2, norm=True), Evaluator(data()), 3)
         assert result.choices["bn"] == "keep"
+        assert [warning.filename for warning in seen] == [__file__]
 
     def test_keep_does_not_warn(self):
         with warnings.catch_warnings():

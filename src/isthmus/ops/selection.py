@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, overload
@@ -12,7 +10,7 @@ import torch
 from torch import Tensor
 
 from isthmus import _dispatch, _library
-from isthmus.errors import InputError, IsthmusWarning
+from isthmus.errors import InputError, warn
 from isthmus.reference import Cuts, Groups, Selected
 
 from ._naming import called, own_labels
@@ -20,7 +18,6 @@ from ._validate import column, models_of, option, per_model, validate
 
 SCOPES = ("global", "tensor", "row")
 TIES = ("inclusive", "exact")
-_PASSED_ON = ("isthmus", "functools", "contextlib", "torch")  # packages that a merge's calls go through
 _EXCESS = 1.01  # a warning says so where ties at thresholds keep more than this times what was asked for
 
 
@@ -239,21 +236,11 @@ def _warn_of_excess(value: Tensor, kept: Tensor, asked: Tensor) -> None:
     for model, (many, few) in enumerate(zip(counted, asked.sum(0).tolist(), strict=True)):
         if many > _EXCESS * few:
             name = called(own_labels(len(counted)))[model]
-            warnings.warn(
+            warn(
                 f"entries equal to the threshold make {many} entries of {name} survive where {few} were asked for. "
-                "Choose ties='exact' to keep just as many as asked for.",
-                IsthmusWarning,
-                stacklevel=_levels_to_caller(),
+                "Choose ties='exact' to keep just as many as asked for."
             )
             return
-
-
-def _levels_to_caller() -> int:
-    """The stack level, seen from the function that asks, of the first frame that is not of isthmus."""
-    frame, level = sys._getframe(1), 1
-    while frame.f_back is not None and frame.f_globals.get("__name__", "").partition(".")[0] in _PASSED_ON:
-        frame, level = frame.f_back, level + 1
-    return level
 
 
 def row_lengths(tensors: Sequence[Tensor]) -> list[int]:

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
+from typing import Literal
 
 import numpy as np
 from torch import Tensor, nn
 
-from isthmus.errors import InputError
+from isthmus.errors import InputError, warn
 from isthmus.merging.sources import Source
 
+from .adaptive import COARSE_POINTS, Refinement
 from .evaluate import Data
 from .line_walk import MIDPOINT, A, B, LineWalk
 from .result import PathResult
@@ -22,8 +24,12 @@ def scan_line(
     a: Source,
     b: Source,
     evaluate: Evaluate | Mapping[str, Evaluate],
-    alphas: int | Sequence[float] = 21,
+    alphas: int | Sequence[float] | Literal["adaptive"] = 21,
     *,
+    tol: float = 1e-3,
+    refine: Literal["barrier", "curve"] = "barrier",
+    refine_by: Sequence[str] = ("loss",),
+    max_points: int = 201,
     base: Source | None = None,
     bn: str = "auto",
     bn_data: Data | Tensor | None = None,
@@ -55,6 +61,16 @@ def scan_line(
             ensemble.
         alphas: the number of points, equally spaced from 0 to 1; or the points themselves, also beyond the ends. They
             are sorted, and 0, 1/2 and 1 are added where they are missing (an even number of points grows by one).
+            "adaptive": 17 equally spaced points at first, then as many more as ``tol`` asks for, where the curve is
+            curved. A bump is seen if it is at least two of those first steps wide, 1/8.
+        tol: how exact an adaptive scan is, in units of the metrics in ``refine_by``. It is an estimate, stated in
+            ``isthmus.path.adaptive``, with a wide margin on smooth curves. Below the rounding of the metrics (about
+            1e-5 for losses in float32) it cannot be met.
+        refine: what it is that is within ``tol``. "barrier": the barrier and the linear barrier. "curve": the distance
+            everywhere between the curve and the straight lines between its points, as plots and the integral have it.
+        refine_by: the metrics that count, on every split that has them. Those that move in steps, like an accuracy on
+            few samples, take many points. A curve with a value that is not finite counts no more.
+        max_points: an adaptive scan has at most as many points, and warns if they do not suffice.
         base: the model from which the task vectors of A and B are measured, for their cosine.
         bn: what happens to running statistics of BatchNorm layers: "keep" interpolates them like weights; "reset"
             re-estimates them at every point (``isthmus.norms.reset_statistics``); "auto" resets where the model has
@@ -78,8 +94,12 @@ def scan_line(
         FileError: a file is missing or not a safetensors file; the checkpoint is no checkpoint, is damaged, or cannot
             be written.
         EvaluationError: an evaluator raised; ``partial`` has the points before.
+
+    Warns:
+        IsthmusWarning: an adaptive scan reached ``max_points``, or the resolution of the weights, before ``tol``; or
+            running statistics are kept for lack of ``bn_data``.
     """
-    points = line_points(alphas)
+    points = None if isinstance(alphas, str) and alphas == "adaptive" else line_points(alphas)
     walk = LineWalk(
         *(model, a, b, evaluate),
         base=base,
@@ -92,12 +112,30 @@ def scan_line(
         progress=progress,
         checkpoint=checkpoint,
     )
-    order = [A, B, MIDPOINT, *(alpha for alpha in points if alpha not in (A, B, MIDPOINT))]
-    return walk.run(order, len(order))
+    if points is not None:
+        return walk.run([A, B, MIDPOINT, *(alpha for alpha in points if alpha not in (A, B, MIDPOINT))], len(points))
+    walk.refinement = Refinement(
+        walk.values,
+        tol=tol,
+        aim=refine,
+        metrics=refine_by,
+        higher_is_better=higher_is_better,
+        max_points=max_points,
+    )
+    result = walk.run(walk.refinement, COARSE_POINTS)
+    if (bound := walk.refinement.bound) > tol:
+        warn(
+            f"The adaptive scan stopped at {len(result.alphas)} points with the {refine} known to about {bound:.2g}, "
+            f"not to tol={tol:g}. Give a larger tol= or max_points= (it is {max_points}), or smoother metrics as "
+            "refine_by=."
+        )
+    return result
 
 
-def line_points(alphas: int | Sequence[float]) -> list[float]:
+def line_points(alphas: int | Sequence[float] | str) -> list[float]:
     """The points of a scan, increasing, ends and midpoint among them; see ``scan_line``."""
+    if isinstance(alphas, str):
+        raise InputError(f"alphas={alphas!r} is unknown; give 'adaptive', a number of points or the points themselves.")
     if isinstance(alphas, int | np.integer):
         if alphas < 2:
             raise InputError(f"alphas={alphas} points do not reach from end to end; give at least 2.")

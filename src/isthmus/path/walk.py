@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import platform
 import time
-import warnings
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from contextlib import nullcontext
@@ -17,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from isthmus import norms, ops
-from isthmus.errors import EvaluationError, InputError, IsthmusWarning
+from isthmus.errors import EvaluationError, InputError, warn
 from isthmus.flat import FlatState
 from isthmus.merging.sources import Source
 from isthmus.preserve import preserved_buffers, preserved_model, preserved_random_states
@@ -245,12 +244,10 @@ def _bn_policy(model: nn.Module, bn: str, bn_data: object) -> str:
     if bn == "reset" and bn_data is None:
         raise InputError("bn='reset' needs training data to estimate statistics from; pass bn_data=.")
     if bn == "auto" and has_norms and bn_data is None:
-        warnings.warn(
+        warn(
             "The model has BatchNorm layers and bn_data= is not given, so their running statistics are interpolated "
             "like weights; between the ends that can cost most of the accuracy. Pass training data as bn_data=, or "
-            "bn='keep'.",
-            IsthmusWarning,
-            stacklevel=5,  # the caller of a scan
+            "bn='keep'."
         )
     return "reset" if has_norms and bn != "keep" and bn_data is not None else "keep"
 
