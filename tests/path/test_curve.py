@@ -430,9 +430,10 @@ def test_the_integral_is_weighted_by_length():
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_scans_see_the_models_of_the_curve(kind):
-    """With an evaluator whose first layer is shared on a line, and statistics re-estimated at every point."""
+    """With a first layer that is combined of three, and statistics re-estimated at every point."""
     c = fit_curve(net(0), net(1), net(2), data(), kind, steps=30, lr=0.5, batch_size=16)
-    evaluator, inputs = Evaluator(data(80, seed=1), batch_size=80), data(50, seed=2)[0]
+    evaluator = Evaluator(data(80, seed=1), batch_size=80, share_first_layer=True)
+    inputs = data(50, seed=2)[0]
     model = net(5)
     before = copy.deepcopy(model.state_dict())
     result = scan_curve(model, c, evaluator, [0.2, 0.9], bn_data=inputs)
@@ -446,6 +447,7 @@ def test_scans_see_the_models_of_the_curve(kind):
         assert result.values["data"]["loss"][index] == pytest.approx(expected["loss"], rel=1e-6)
         assert result.values["data"]["accuracy"][index] == expected["accuracy"]
     assert result.choices["bn"] == "reset"
+    assert result.choices["splits"]["data"]["first_layer"] == "shared"
     assert result.disagreement["data"] > 0
     assert result.distances["l2"] < result.distances["arc_length"]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from isthmus.errors import InputError
 
-from .curve import Curve
+from .curve import Curve, point_weights
 from .evaluate import Data
 from .line import line_points
 from .line_walk import MIDPOINT, A, B, LineWalk
@@ -27,12 +27,19 @@ class CurveWalk(LineWalk):
     ) -> None:
         """Load the curve; arguments as in ``scan_curve``."""
         super().__init__(model, curve.a, curve.b, evaluate, base=None, **shared)
-        self.anchors = ()  # what layers return at the ends says what they return on the line between, not here
+        self.anchors = (A, B, MIDPOINT)
         self._curve = replace(curve, a=self._a, theta=self.load(curve.theta, "theta"), b=self._b)
 
     def write(self, point: float) -> None:
         """Write the model at t; 0 and 1 are the ends to the bit."""
         self._curve.at(point, out=self.work, backend=self.backend)
+
+    def coordinates(self, point: float) -> tuple[float, float]:
+        """The weights of B and of the midpoint when the model at t is a combination of these two and A."""
+        _, theta, b = point_weights(self._curve.kind, point)
+        if self._curve.kind == "polygon":  # θ is the midpoint
+            return b, theta
+        return b - theta / 2, 2 * theta  # θ is twice the midpoint less the mean of A and B
 
     def settings(self) -> dict[str, Any]:
         """What decides the values; the kind of the curve too."""

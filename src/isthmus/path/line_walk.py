@@ -68,7 +68,7 @@ class LineWalk(AffineWalk[float, PathResult]):
         """Interpolate between the ends; 0 and 1 are the ends to the bit."""
         merging.lerp_states(self._a, self._b, point, out=self.work, backend=self.backend)
 
-    def coordinates(self, point: float) -> tuple[float]:
+    def coordinates(self, point: float) -> tuple[float, ...]:
         """The interpolation factor."""
         return (point,)
 
