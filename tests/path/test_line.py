@@ -18,7 +18,7 @@ from isthmus import norms
 from isthmus.errors import EvaluationError, FileError, InputError, IsthmusWarning
 from isthmus.flat import FlatState
 from isthmus.io import save_state
-from isthmus.path import Evaluator, metrics, scan_line
+from isthmus.path import Evaluator, PathResult, metrics, scan_line
 
 
 class Scalar(nn.Module):
@@ -74,6 +74,14 @@ def test_ends_and_midpoint_are_always_points(alphas, expected):
     result = scan_line(Scalar(), Scalar(0.0), Scalar(6.0), weight, alphas)
     assert result.alphas.tolist() == expected
     assert result.values["data"]["loss"] == pytest.approx([6 * alpha for alpha in expected])
+
+
+def test_eleven_points_are_eleven_from_end_to_end():
+    result = scan_line(Scalar(), Scalar(0.0), Scalar(6.0), weight, 11)
+    assert len(result.alphas) == 11
+    assert (result.alphas[0], result.alphas[-1]) == (0.0, 1.0)
+    assert result.alphas == pytest.approx(np.linspace(0, 1, 11), abs=1e-15)
+    assert (result.values["data"]["loss"][0], result.values["data"]["loss"][-1]) == (0.0, 6.0)
 
 
 @given(points=st.integers(2, 200))
@@ -257,6 +265,28 @@ def test_an_evaluator_that_raises_is_named_and_chained():
     assert e.value.partial.summary["val"]["loss"].merged == 0.5
 
 
+@pytest.mark.parametrize(("error", "raised"), [(ValueError, EvaluationError), (KeyboardInterrupt, KeyboardInterrupt)])
+def test_point_57_of_101_fails_and_56_are_left(error, raised, tmp_path):
+    seen = []
+
+    def evaluate(model):
+        if len(seen) == 56:
+            raise error("by hand")
+        seen.append(weight(model))
+        return seen[-1]
+
+    with pytest.raises(raised) as caught:
+        scan_line(Scalar(), Scalar(0.0), Scalar(1.0), evaluate, 101)
+    partial = caught.value.partial
+    assert not partial.complete
+    assert len(partial.alphas) == len(partial.seconds) == 56
+    assert partial.values["data"]["loss"] == pytest.approx(partial.alphas)
+    partial.to_json(tmp_path / "partial.json")
+    assert len(PathResult.from_json(tmp_path / "partial.json").alphas) == 56
+    if raised is EvaluationError:
+        assert "failed at alpha = 0.55 (ValueError: by hand)" in str(caught.value)  # after 0, 1, 1/2, 0.01 to 0.54
+
+
 def test_a_scan_interrupted_at_once_has_an_empty_result():
     def evaluate(model):
         raise KeyboardInterrupt
@@ -336,6 +366,32 @@ class TestBatchNorm:
             assert result.values["data"]["loss"][index] == pytest.approx(evaluator(model)["loss"], rel=1e-6)
         kept = scan_line(mlp(3, norm=True), mlp(1, norm=True), b, evaluator, 5, bn="keep")
         assert kept.values["data"]["loss"][0] != result.values["data"]["loss"][0]
+        for scan in (result, kept):  # gains are against the ends of the same policy
+            first, merged, last = scan.values["data"]["loss"][[0, 2, 4]]
+            assert scan.summary["data"]["loss"].gain == (first + last) / 2 - merged
+
+    def test_the_cost_of_resetting_is_told_apart(self):
+        models = [mlp(seed, norm=True) for seed in range(3)]
+        result = scan_line(*models, Evaluator(data()), 5, bn_data=data(64))
+        assert result.bn_seconds.shape == (5,)
+        assert (result.bn_seconds > 0).all()
+        assert (result.bn_seconds < result.seconds).all()
+        assert np.array_equal(PathResult.from_json(result.to_json()).bn_seconds, result.bn_seconds)
+        assert scan_line(*models, Evaluator(data()), 5, bn="keep").bn_seconds is None
+
+    def test_kept_weights_and_buffers_are_those_of_the_ends_to_the_bit(self):
+        a, b, seen = mlp(1, norm=True), mlp(2, norm=True), []
+        for model in (a, b):
+            model(data()[0] * 3 + 1)  # statistics of its own
+
+        def keep(model):
+            seen.append({key: value.clone() for key, value in model.state_dict().items()})
+            return 0.0
+
+        scan_line(mlp(3, norm=True), a, b, keep, 5, bn="keep")
+        for found, end in zip(seen[:2], (a, b), strict=True):
+            assert found.keys() == end.state_dict().keys()
+            assert all(torch.equal(found[key], value) for key, value in end.state_dict().items())
 
     def test_auto_without_data_keeps_and_warns(self):
         with pytest.warns(IsthmusWarning, match="bn_data=") as seen:

@@ -138,6 +138,7 @@ class LineWalk(AffineWalk[float, PathResult]):
             choices=self.choices(),
             versions=versions(),
             complete=complete,
+            bn_seconds=np.array([self.bn_seconds[alpha] for alpha in alphas]) if self.bn_seconds else None,
         )
 
     def choices(self) -> dict[str, Any]:

@@ -67,6 +67,8 @@ class PathResult(Recorded):
         complete: False if the scan was interrupted; then the points are those that were finished.
         positions: of a curve, its length up to each point, shape (points,); None on a straight line, where length is
             proportional to alpha.
+        bn_seconds: how much of ``seconds`` went into re-estimating BatchNorm statistics, shape (points,); None where
+            they were kept.
     """
 
     KIND = "path result"
@@ -86,6 +88,7 @@ class PathResult(Recorded):
     versions: dict[str, str] = field(default_factory=dict)
     complete: bool = True
     positions: NDArray[np.float64] | None = None
+    bn_seconds: NDArray[np.float64] | None = None
 
     @cached_property
     def summary(self) -> dict[str, dict[str, Summary]]:
@@ -145,6 +148,7 @@ class PathResult(Recorded):
             "versions": self.versions,
             "complete": self.complete,
             "positions": self.positions,
+            "bn_seconds": self.bn_seconds,
         }
 
     @classmethod
@@ -164,6 +168,7 @@ class PathResult(Recorded):
             versions=dict(content["versions"]),
             complete=content["complete"],
             positions=None if content.get("positions") is None else array(content["positions"]),
+            bn_seconds=None if content.get("bn_seconds") is None else array(content["bn_seconds"]),
         )
 
     def plot(self, ax: Axes | Sequence[Axes] | None = None, *, metrics: Sequence[str] | None = None) -> list[Axes]:

@@ -153,9 +153,10 @@ class Walk(ABC, Generic[Point, Result]):
             finished = known
             for split, values in known.values.items():
                 self._check(split, values)
-        self.values[point], self.seconds[point], bn_seconds = finished
-        if bn_seconds is not None:
-            self.bn_seconds[point] = bn_seconds
+        if finished.bn_seconds is not None:
+            self.bn_seconds[point] = finished.bn_seconds
+        self.values[point] = finished.values
+        self.seconds[point] = finished.seconds  # last: what has it is finished, whenever an interrupt comes
         if checkpoint is not None and known is None:
             checkpoint.append(point, finished)
 
