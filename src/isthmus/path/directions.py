@@ -233,7 +233,7 @@ class PrincipalDirections:
         explained: the fraction of the variance along each direction, shape (directions,).
     """
 
-    directions: list[FlatState]
+    directions: tuple[FlatState, ...]
     coordinates: NDArray[np.float64]
     off: NDArray[np.float64]
     explained: NDArray[np.float64]
@@ -287,7 +287,7 @@ def principal_directions(
         directions.append(direction)
     squares = np.maximum(0.0, np.diag(gram) - np.square(coordinates).sum(axis=1))
     return PrincipalDirections(
-        directions=directions,
+        directions=tuple(directions),
         coordinates=np.vstack([coordinates, np.zeros(count)]),
         off=np.append(np.sqrt(squares), 0.0),
         explained=variances[:count] / np.maximum(variances, 0.0).sum(),

@@ -117,13 +117,20 @@ def scan_plane(
     origin, a, b = (walk.load(source, name) for source, name in sources)
     keys = parameter_keys(model)
     distances = metrics.distances(*([state[key] for key in keys] for state in (a, b, origin)))
-    p, q, r = spans = (1.0, 0.0, 1.0) if coordinates == "task" else _spans(distances)
+    p, q, r = (1.0, 0.0, 1.0) if coordinates == "task" else _spans(distances)
     placed = dict(zip(names, [(0.0, 0.0), (p, 0.0), (q, r)], strict=True))
     if coordinates == "task":
         default_x = default_y = (-0.5, 1.5)
     else:
         default_x, default_y = _extent([0.0, p, q]), _extent([0.0, r])
-    plane = Plane((origin, a, b), spans, placed, coordinates, distances, choices={"coordinates": coordinates})
+    plane = Plane(
+        states=(origin, a, b),
+        spans=(p, q, r),
+        models=placed,
+        coordinates=coordinates,
+        distances=distances,
+        choices={"coordinates": coordinates},
+    )
     x = _axis("x_range", default_x if x_range is None else x_range, columns, [0.0, p, q])
     y = _axis("y_range", default_y if y_range is None else y_range, rows, [0.0, r])
     return walk.scan(plane, x, y)
@@ -275,6 +282,9 @@ def trajectory_plane(
     )
     states = [walk.load(source, f"checkpoints[{index}]") for index, source in enumerate(checkpoints)]
     found = principal_directions(states, parameter_keys(model), center=center)
+    default_x, default_y = (_extent(along.tolist()) for along in found.coordinates.T)
+    x = _axis("x_range", default_x if x_range is None else x_range, columns, [0.0])
+    y = _axis("y_range", default_y if y_range is None else y_range, rows, [0.0])
     first, second = found.directions
     plane = Plane(
         states=(states[-1], first, second),
@@ -286,9 +296,6 @@ def trajectory_plane(
         explained=found.explained,
         choices={"center": center, "checkpoints": len(states)},
     )
-    default_x, default_y = (_extent(along.tolist()) for along in found.coordinates.T)
-    x = _axis("x_range", default_x if x_range is None else x_range, columns, [0.0])
-    y = _axis("y_range", default_y if y_range is None else y_range, rows, [0.0])
     return walk.scan(plane, x, y)
 
 

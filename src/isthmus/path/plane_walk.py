@@ -79,8 +79,7 @@ class PlaneWalk(AffineWalk[Point, PlaneResult]):
         self._plane, self._x, self._y = plane, x, y
         self.models = plane.models
         grid = [(column, row) for row in y.tolist() for column in x.tolist()]
-        if len(x) > 1 and len(y) > 1:
-            self.anchors = (grid[0], grid[len(x) - 1], grid[-len(x)])
+        self.anchors = (grid[0], grid[len(x) - 1], grid[-len(x)])
         points = list(dict.fromkeys([*self.anchors, *plane.models.values(), *grid]))
         return self.run(points, len(points))
 
