@@ -177,26 +177,22 @@ def sequential(seed: int) -> nn.Sequential:
     ],
 )
 def test_merges_are_those_of_merge_to_the_bit(method, options):
-    factors = [-0.5, 0.0, 0.7, 1.0]
-    models, seen = seen_weights(method=method, scaling_factors=factors, **options)
+    models, seen = seen_weights(method=method, scaling_factors=[-0.5, 0.0, 0.7, 1.0], **options)
     grids = {name: value for name, value in options.items() if isinstance(value, list) and name != "weights"}
     settings = [{}]
     for name, values in grids.items():
         settings = [setting | {name: value} for setting in settings for value in values]
-    assert len(seen) == len(settings) * 4 - (len(settings) - 1)  # the base once
     base, at = sequential(3).state_dict(), iter(seen)
-    for number, setting in enumerate(settings):
-        for factor in factors:
-            if factor == 0:
-                if number == 0:
-                    assert all(torch.equal(value, base[key]) for key, value in next(at).items())
-                continue
+    assert all(torch.equal(value, base[key]) for key, value in next(at).items())
+    for setting in settings:
+        for factor in (-0.5, 1.0, 0.7):  # the outermost first
             expected = isthmus.merge(
                 models, base=sequential(3), method=method, scaling_factor=factor, **(options | setting)
             )
             for key, value in next(at).items():
                 if key != "1.num_batches_tracked":
                     assert torch.equal(value, expected[key]), key
+    assert next(at, None) is None
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.complex64])
@@ -251,6 +247,36 @@ def test_work_is_shared(monkeypatch):
     assert calls["find_thresholds"] == 0
 
 
+def test_first_layers_are_combined():
+    """Of every setting they are computed for the outermost factors, and for the models and the base in full."""
+    generator = torch.Generator().manual_seed(1)
+    inputs = torch.randn(40, 6, generator=generator)
+    targets = torch.randint(4, (40,), generator=generator)
+    models = [sequential(seed) for seed in (1, 2)]
+
+    def found(share):
+        evaluator = Evaluator((inputs, targets), share_first_layer=share, **CLASSIFY)
+        return scan_task_arithmetic(
+            *(sequential(0), models, {"one": evaluator, "two": lambda m: {"accuracy": 1.0}}),
+            base=sequential(3),
+            method="ties",
+            density=[0.3, 0.7],
+            scaling_factors=[-0.5, 0.0, 0.25, 1.0, 1.5],
+            select_on="test",
+            bn="keep",
+        )
+
+    shared, computed = found(True), found(False)
+    assert shared.choices["splits"]["one/test"]["first_layer"] == "shared"
+    assert computed.choices["splits"]["one/test"]["first_layer"] == "computed"
+    for tables in ("values", "fine_tuned"):
+        losses = [getattr(result, tables)["one"]["test"]["loss"] for result in (shared, computed)]
+        assert losses[0] == pytest.approx(losses[1], rel=1e-5)
+    losses = shared.values["one"]["test"]["loss"]
+    assert losses[0, 1] == losses[1, 1]
+    assert len(np.unique(losses)) == losses.size - 1
+
+
 def test_batch_norm_statistics_are_those_of_the_base_or_of_data():
     models, seen = seen_weights(scaling_factors=[1.0])
     expected = sequential(3)[1].running_mean + sum(m[1].running_mean - sequential(3)[1].running_mean for m in models)
@@ -287,17 +313,18 @@ def test_an_error_leaves_what_was_done():
         return {"accuracy": len(calls) / 10}
 
     with pytest.raises(
-        EvaluationError, match=r"'two/test' failed at scaling factor 0\.75 with density = 0\.5.*broken"
+        EvaluationError, match=r"'two/test' failed at scaling factor 0\.4 with density = 0\.5.*broken"
     ) as caught:
         scan({"one": samples(0, 1, 2), "two": fail}, method="ties", density=[0.5, 1.0])
     partial = caught.value.partial
     assert not partial.complete
-    # Two fine-tuned models and three factors of the first setting; the base counts for both settings.
-    expected = [[0.3, 0.4, 0.5, math.nan, math.nan], [0.3, *[math.nan] * 4]]
+    # Two fine-tuned models, the base, which counts for both settings, and the outermost factors of the first.
+    expected = [[0.3, 0.4, math.nan, math.nan, 0.5], [0.3, *[math.nan] * 4]]
     assert np.array_equal(partial.values["two"]["test"]["accuracy"], expected, equal_nan=True)
     assert np.array_equal(np.isnan(partial.seconds), np.isnan(expected))
-    assert partial.best.scaling_factor in (0.3, 0.4)
-    assert sum(row[1] == "merged" for row in partial.rows()) == 4 * (1 + 1 + 1 + 1 + 1) + 4 * 1
+    assert partial.best.scaling_factor == 2.5
+    # Four merges with accuracy and loss of the first task, accuracy of the second, two normalised ones and their mean.
+    assert sum(row[1] == "merged" for row in partial.rows()) == 4 * 6
     assert TaskArithmeticResult.from_json(partial.to_json()).best == partial.best
 
     def at_once(model):
@@ -312,9 +339,9 @@ def test_an_error_leaves_what_was_done():
 
 def test_a_checkpoint_goes_on(tmp_path):
     path = tmp_path / "checkpoint"
-    first = scan(method="ties", density=[0.5, 1.0], checkpoint=path, scaling_factors=[0, 0.3])
+    first = scan(method="ties", density=[0.5, 1.0], checkpoint=path, scaling_factors=[0, 0.3, 0.4, 2.5])
     longer = scan(method="ties", density=[0.5, 1.0], checkpoint=path)
-    assert np.array_equal(longer.seconds[:, :2], first.seconds)
+    assert np.array_equal(longer.seconds[:, [0, 2]], first.seconds[:, [0, 2]])  # 0.3 and 2.5 are the outermost
     whole = scan(method="ties", density=[0.5, 1.0])
     assert np.array_equal(longer.mean(), whole.mean())
     with pytest.raises(InputError, match="merges was"):

@@ -37,7 +37,7 @@ class Curve:
     r"""A curve between two models with one point that was trained.
 
     The quadratic Bezier curve and the one-bend polygonal chain of Garipov et al., "Loss Surfaces, Mode Connectivity,
-    and Fast Ensembling of DNNs", arXiv 1802.10026, equations 3 and 4:
+    and Fast Ensembling of DNNs", arXiv 1802.10026, section 3:
 
     .. math::
 

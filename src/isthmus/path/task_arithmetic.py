@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -12,15 +10,16 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from torch import Tensor, nn
 
-from isthmus.errors import InputError, IsthmusWarning
+from isthmus.errors import InputError, warn
 from isthmus.flat import FlatState
 from isthmus.merging.report import plain_option
 from isthmus.merging.scaled import MethodLike, ScaledMerges, Setting, make_settings
 from isthmus.merging.sources import Source
 
+from .affine_walk import AffineWalk
 from .evaluate import Data
 from .task_arithmetic_result import Tables, TaskArithmeticResult
-from .walk import Evaluate, Progress, Walk, versions
+from .walk import Evaluate, Progress, versions
 
 SCALING_FACTORS = tuple(k / 20 for k in range(21))
 Task = Evaluate | Mapping[str, Evaluate]
@@ -33,16 +32,17 @@ class FineTuned(NamedTuple):
 
 
 class Coefficients(NamedTuple):
-    """The point of a merge; a scaling factor of 0 is the base, whatever the setting."""
+    """The point of a merge."""
 
     setting: int
     scaling_factor: float
 
 
+BASE = Coefficients(0, 0.0)  # the base, whatever the setting
 Point = FineTuned | Coefficients
 
 
-class TaskArithmeticWalk(Walk[Point, TaskArithmeticResult]):
+class TaskArithmeticWalk(AffineWalk[Point, TaskArithmeticResult]):
     """The evaluations of fine-tuned models and of their merges, on the tasks of all of them."""
 
     def __init__(
@@ -80,27 +80,50 @@ class TaskArithmeticWalk(Walk[Point, TaskArithmeticResult]):
         self._settings = list(settings)
         self._factors = scaling_factors
         self._metric, self._select_on, self._report_on = metric, select_on, report_on
+        self._fine_tuned = [FineTuned(index) for index in range(len(models))]
+        self.models = {**dict(zip(tasks, self._fine_tuned, strict=True)), "base": BASE}
         self._merges = ScaledMerges(
             self.load(base, "the base"),
-            (self._fine_tuned(index) for index in range(len(models))),
+            (self._load_model(index) for index in range(len(models))),
             [setting.method for setting in settings],
             backend=self.backend,
         )
 
-    def _fine_tuned(self, index: int) -> FlatState:
+    def _load_model(self, index: int) -> FlatState:
         return self.load(self._sources[index], f"model {index + 1}")
 
     def points(self) -> Iterator[Point]:
-        """The fine-tuned models, then setting by setting all factors; the base once."""
-        yield from (FineTuned(index) for index in range(len(self._sources)))
-        for setting, factor in itertools.product(range(len(self._settings)), self._factors.tolist()):
-            if factor != 0 or setting == 0:
-                yield Coefficients(setting, factor)
+        """The fine-tuned models, the base if it is asked for, then setting by setting all other factors.
+
+        While it is gone through, ``anchors`` are the outermost factors of the setting, between which first layers are
+        combined.
+        """
+        yield from self._fine_tuned
+        factors = [factor for factor in self._factors.tolist() if factor]
+        if len(factors) < len(self._factors):
+            yield BASE
+        order = sorted(factors, key=lambda factor: factor not in (factors[0], factors[-1]))
+        for setting in range(len(self._settings)):
+            self._shared.clear()
+            if len(factors) > 2:
+                self.anchors = (Coefficients(setting, factors[0]), Coefficients(setting, factors[-1]))
+            yield from (Coefficients(setting, factor) for factor in order)
+
+    @property
+    def total(self) -> int:
+        """The number of points."""
+        zeros = int((self._factors == 0).sum())
+        return len(self._fine_tuned) + zeros + len(self._settings) * (len(self._factors) - zeros)
+
+    def coordinates(self, point: Point) -> tuple[float, ...]:
+        """Where a merge lies between those of the outermost factors of its setting."""
+        low, high, factor = (place[-1] for place in (*self.anchors, point))
+        return ((factor - low) / (high - low),)
 
     def write(self, point: Point) -> None:
         """Write a fine-tuned model, or a merge; the factor 0 is the base to the bit."""
         if isinstance(point, FineTuned):
-            self.work.copy_(self._fine_tuned(point.model))
+            self.work.copy_(self._load_model(point.model))
         else:
             self._merges.write(point.setting, point.scaling_factor, self.work)
 
@@ -118,6 +141,8 @@ class TaskArithmeticWalk(Walk[Point, TaskArithmeticResult]):
         """What error messages call a point."""
         if isinstance(point, FineTuned):
             return f"the model of task {self._tasks[point.model]!r}"
+        if point == BASE:
+            return "the base"
         options = ", ".join(f"{name} = {value}" for name, value in self._settings[point.setting].varied.items())
         return f"scaling factor {point.scaling_factor:g}" + (f" with {options}" if options else "")
 
@@ -130,16 +155,15 @@ class TaskArithmeticWalk(Walk[Point, TaskArithmeticResult]):
 
     def result(self, complete: bool) -> TaskArithmeticResult:
         """What was found so far, in tables of NaN where nothing was."""
-        fine_tuned = [FineTuned(index) for index in range(len(self._sources))]
         merges = [
-            [Coefficients(setting if factor else 0, factor) for factor in self._factors.tolist()]
+            [Coefficients(setting, factor) if factor else BASE for factor in self._factors.tolist()]
             for setting in range(len(self._settings))
         ]
         return TaskArithmeticResult(
             settings=tuple(setting.varied for setting in self._settings),
             scaling_factors=self._factors,
             values=self._tabulate(lambda value: [[value(point) for point in row] for row in merges]),
-            fine_tuned=self._tabulate(lambda value: [value(point) for point in fine_tuned]),
+            fine_tuned=self._tabulate(lambda value: [value(point) for point in self._fine_tuned]),
             seconds=np.array([[self.seconds.get(point, np.nan) for point in row] for row in merges], np.float64),
             metric=self._metric,
             select_on=self._select_on,
@@ -199,7 +223,8 @@ def scan_task_arithmetic(
     for methods see ``isthmus.methods``). It is computed once for each setting of the options, thresholds for several
     densities in one sweep, and each :math:`\lambda` is one pass more. The merge is ``isthmus.merge`` with
     ``scaling_factor=``:math:`\lambda`, to the bit in all floating-point entries; others are the base's.
-    :math:`\lambda = 0` is the base to the bit, and evaluated once for all settings.
+    :math:`\lambda = 0` is the base to the bit, and evaluated once for all settings. Between the outermost factors of a
+    setting first layers are combined, as on a line (``isthmus.path.shared``).
 
     Each fine-tuned model is evaluated first, under the same BatchNorm policy. The *normalised accuracy* of a merge on a
     task is its accuracy over that of the task's own model, and the best coefficients have the largest mean of it over
@@ -261,8 +286,7 @@ def scan_task_arithmetic(
         progress=progress,
         checkpoint=checkpoint,
     )
-    points = list(walk.points())
-    return walk.run(points, len(points))
+    return walk.run(walk.points(), walk.total)
 
 
 def _splits(
@@ -276,11 +300,9 @@ def _splits(
         )
     splits = {task: dict(given) if isinstance(given, Mapping) else {report_on: given} for task, given in tasks.items()}
     if select_on != report_on and all(list(known) == [report_on] for known in splits.values()):
-        warnings.warn(
+        warn(
             f"There is no split {select_on!r} to select coefficients on, so they are selected on {report_on!r} itself, "
-            f"which flatters them. Give tasks as {{{select_on!r}: evaluator, {report_on!r}: evaluator}}.",
-            IsthmusWarning,
-            stacklevel=3,
+            f"which flatters them. Give tasks as {{{select_on!r}: evaluator, {report_on!r}: evaluator}}."
         )
         select_on = report_on
     for task, known in splits.items():
