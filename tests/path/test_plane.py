@@ -286,6 +286,12 @@ class TestWeights:
             mlp(0, norm=True), models[0], models[1:], evaluator, (3, 3), bn_data=train, bn_batch_size=32
         )
         assert result.choices["bn"] == "reset"
+        assert ((result.bn_seconds > 0) & (result.bn_seconds < result.seconds)).all()
+        assert kept.bn_seconds is None
+        assert PlaneResult.from_json(result.to_json()).bn_seconds.tolist() == result.bn_seconds.tolist()
+        line = random_line(mlp(1, norm=True), evaluator, 3, bn_data=train)
+        assert ((line.bn_seconds > 0) & (line.bn_seconds < line.seconds)).all()
+        assert ProfileResult.from_json(line.to_json()).bn_seconds.tolist() == line.bn_seconds.tolist()
         for model in models_eval:
             norms.reset_statistics(model, train, 32)
         expected = [evaluator(model)["loss"] for model in models_eval]

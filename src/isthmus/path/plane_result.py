@@ -45,6 +45,8 @@ class PlaneResult(Recorded):
         values: split -> metric -> values on the grid, shape (rows, columns), float64: row i, column j is the value at
             (x[j], y[i]). NaN where a value is, or where nothing was evaluated.
         seconds: time that each point of the grid took, shape (rows, columns); NaN where nothing was evaluated.
+        bn_seconds: how much of ``seconds`` went into re-estimating BatchNorm statistics, of the same shape; None where
+            that was not done.
         models: name -> coordinates (x, y) of the models that span the plane.
         model_values: split -> metric -> values of these models, in their order, shape (models,).
         model_seconds: time that each of them took, shape (models,); NaN where it was not evaluated.
@@ -74,6 +76,7 @@ class PlaneResult(Recorded):
     model_values: Tables
     model_seconds: Array
     coordinates: str
+    bn_seconds: Array | None = None
     distances: dict[str, float] = field(default_factory=dict)
     trajectory: Array = field(default_factory=lambda: np.empty((0, 2)))
     off_plane: Array = field(default_factory=lambda: np.empty(0))
@@ -157,6 +160,7 @@ class PlaneResult(Recorded):
             model_values=_tables(content["model_values"]),
             model_seconds=array(content["model_seconds"]),
             coordinates=content["coordinates"],
+            bn_seconds=None if content["bn_seconds"] is None else array(content["bn_seconds"]),
             distances=floats(content["distances"]),
             trajectory=array(content["trajectory"]).reshape(-1, 2),
             off_plane=array(content["off_plane"]),

@@ -114,6 +114,7 @@ class PlaneWalk(AffineWalk[Point, PlaneResult]):
             model_values=self._tables(models),
             model_seconds=_array(models, self.seconds),
             coordinates=plane.coordinates,
+            bn_seconds=_array(grid, self.bn_seconds) if self.bn_seconds else None,
             distances=plane.distances,
             trajectory=plane.trajectory,
             off_plane=plane.off_plane,

@@ -38,6 +38,8 @@ class ProfileResult(Recorded):
         alphas: the points, increasing, shape (points,), float64.
         values: split -> metric -> values at the points, shape (points,), float64.
         seconds: time that each point took, shape (points,).
+        bn_seconds: how much of ``seconds`` went into re-estimating BatchNorm statistics, shape (points,); None where
+            that was not done.
         distances: ``norm``, the Euclidean length of a step of 1, and ``norm_model``, that of the model, over the
             parameters.
         higher_is_better: the metrics that are scores.
@@ -53,6 +55,7 @@ class ProfileResult(Recorded):
     alphas: Array
     values: dict[str, dict[str, Array]]
     seconds: Array
+    bn_seconds: Array | None = None
     distances: dict[str, float] = field(default_factory=dict)
     higher_is_better: tuple[str, ...] = ("accuracy",)
     choices: dict[str, Any] = field(default_factory=dict)
@@ -77,6 +80,7 @@ class ProfileResult(Recorded):
             alphas=array(content["alphas"]),
             values={s: {m: array(v) for m, v in table.items()} for s, table in content["values"].items()},
             seconds=array(content["seconds"]),
+            bn_seconds=None if content["bn_seconds"] is None else array(content["bn_seconds"]),
             distances=floats(content["distances"]),
             higher_is_better=tuple(content["higher_is_better"]),
             choices=dict(content["choices"]),
@@ -142,6 +146,7 @@ class ProfileWalk(AffineWalk[float, ProfileResult]):
                 for split, table in names.items()
             },
             seconds=np.array([self.seconds[alpha] for alpha in alphas], dtype=np.float64),
+            bn_seconds=np.array([self.bn_seconds[alpha] for alpha in alphas]) if self.bn_seconds else None,
             distances=self._distances,
             higher_is_better=self._higher_is_better,
             choices=self.choices() | self._drawn,
