@@ -1,4 +1,4 @@
-"""What all commands share: errors in one line, interrupts, the table of a sweep and its progress bar."""
+"""What all commands share: errors in one line, interrupts, and the table of a sweep."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from typing import Any
 import torch
 import typer
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
 
 from isthmus.errors import InputError, IsthmusError
+from isthmus.path.progress import progress_bar
 from isthmus.train.report import summarise, table, write_report
 from isthmus.train.sweep import SweepConfig, run_sweep
 
@@ -42,21 +42,6 @@ def guarded(command: Callable[..., None], status: int = 1) -> Callable[..., None
             raise typer.Exit(INTERRUPTED) from None
 
     return run
-
-
-def progress_bar() -> Progress:
-    """A bar with counts, time so far and time left, on standard error where that is a terminal; it goes when done."""
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-        speed_estimate_period=3600,  # pairs take seconds to minutes each: estimate from all of them
-    )
 
 
 def run_and_report(config: SweepConfig, out: Path, *, workers: int | None) -> None:

@@ -81,8 +81,9 @@ def scan_line(
             samples of each split that has an ``Evaluator``.
         higher_is_better: the metrics that are scores rather than losses.
         backend: as for ``isthmus.ops.lerp``.
-        progress: called after each point with the number of points done, of all points, and the point's metrics by
-            split.
+        progress: True for a bar in the terminal, with points, losses and the time left (needs rich); or a function,
+            called after each point with the number of points done, of all points as far as is known, and the point's
+            metrics by split.
         checkpoint: a file that every finished point is appended to at once. A scan that was interrupted, given the same
             file, goes on; a longer one takes the points that it has. Ends and midpoint are evaluated again, because
             their outputs are compared. What decides the values (models, data, metrics, BatchNorm policy) stands in the

@@ -21,13 +21,15 @@ from isthmus.flat import FlatState
 from isthmus.merging.sources import Source
 from isthmus.preserve import preserved_buffers, preserved_model, preserved_random_states
 
+from . import calibrate
 from .checkpoint import Checkpoint, Finished, state_digest, tensor_digest
 from .evaluate import Data, Evaluator, materialise
+from .progress import telling
 from .sources import load_source
 
 Evaluate = Evaluator | Callable[[nn.Module], float | Mapping[str, float]]
 Values = dict[str, dict[str, float]]  # split -> metric -> value
-Progress = Callable[[int, int, Values], None]
+Progress = Callable[[int, int, Values], None] | bool  # True: a bar in the terminal
 Point = TypeVar("Point", bound=Hashable)
 Result = TypeVar("Result")
 
@@ -130,15 +132,17 @@ class Walk(ABC, Generic[Point, Result]):
         try:
             with (
                 opened as checkpoint,
+                telling(self._progress) as tell,
                 preserved_random_states(),
                 preserved_model(self.model),
                 self.work.bind(self.model),
             ):
+                if self._bn_inputs is not None:
+                    self._bn_inputs = calibrate.in_faster_format(self.model, self._bn_inputs, self._bn_batch_size)
                 remaining = iter(points)
                 for done, point in enumerate(remaining, start=1):
                     self._visit(point, checkpoint)
-                    if self._progress is not None:
-                        self._progress(done, max(total, done + length_hint(remaining)), self.values[point])
+                    tell(done, max(total, done + length_hint(remaining)), self.values[point])
         except BaseException as error:
             error.partial = self.result(complete=False)  # type: ignore[attr-defined]
             raise
