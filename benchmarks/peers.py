@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 
 def ties_as_published(task_vectors: Sequence[Tensor], density: float) -> Tensor:
@@ -54,3 +55,26 @@ def mergekit_ties() -> Callable[[Sequence[Tensor], float], Tensor]:
         return (trimmed * mask).sum(dim=0) / mask.sum(dim=0).clamp(min=1)
 
     return merge
+
+
+def loss_landscapes() -> SimpleNamespace:
+    """loss-landscapes: its scans, its metrics, and the two directions that its random plane draws."""
+    package = pytest.importorskip("loss_landscapes", reason="loss-landscapes is not installed; run make bench")
+    vectors = importlib.import_module("loss_landscapes.model_interface.model_parameters")
+
+    def directions(model: nn.Module, distance: float) -> list[list[Tensor]]:
+        """As long as ``steps`` of its steps, filter-normalised."""
+        start = vectors.ModelParameters(list(model.parameters()))
+        one = vectors.rand_u_like(start)
+        two = vectors.orthogonal_to(one)
+        for direction in (one, two):
+            direction.filter_normalize_(start)
+            direction.mul_(start.model_norm() / distance / direction.model_norm())
+        return [one.parameters, two.parameters]
+
+    return SimpleNamespace(
+        linear_interpolation=package.linear_interpolation,
+        random_plane=package.random_plane,
+        metrics=importlib.import_module("loss_landscapes.metrics"),
+        directions=directions,
+    )

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import nn
 
-from isthmus.path import Evaluator, calibrate
+from isthmus.path import Evaluator, calibrate, scan_line
 
 PLAIN, CHANNELS_LAST = torch.contiguous_format, torch.channels_last
 
@@ -52,9 +52,7 @@ class Clock:
     def hook(self, _module, inputs, _output) -> None:
         (images,) = inputs
         self.sizes.append(len(images))
-        strides = images.stride()
-        memory_format = CHANNELS_LAST if images.dim() == 4 and strides[1] == 1 < strides[3] else PLAIN
-        memory_format = CHANNELS_LAST if images.dim() == 4 and strides[1] == 1 else memory_format
+        memory_format = CHANNELS_LAST if images.dim() == 4 and images.stride(1) == 1 else PLAIN
         self.now += self.per_pass + self.per_example[memory_format] * len(images)
 
 
@@ -134,3 +132,22 @@ def test_the_first_model_decides_for_good(monkeypatch):
         "memory_format": "contiguous_format",
         "autocast": None,
     }
+
+
+@pytest.mark.parametrize("faster", [0.9, 2.0])
+def test_statistics_are_estimated_from_images_in_the_faster_format(faster, monkeypatch):
+    torch.manual_seed(0)
+    models = [nn.Sequential(nn.Conv2d(3, 4, 3), nn.BatchNorm2d(4), nn.Flatten(), nn.Linear(64, 2)) for _ in range(3)]
+    images, seen = torch.randn(8, 3, 6, 6), []
+
+    def evaluate(model: nn.Module) -> float:
+        return model[1].running_var.sum().item()
+
+    expected = scan_line(*models, evaluate, 3, bn_data=images).values["data"]["loss"]
+    clock = Clock(monkeypatch, 0.0, {PLAIN: 1.0, CHANNELS_LAST: faster})
+    models[0].register_forward_hook(clock.hook)
+    models[0].register_forward_hook(lambda model, inputs, _: seen.append((model[1].training, inputs[0].stride(1))))
+    found = scan_line(*models, evaluate, 3, bn_data=images).values["data"]["loss"]
+    assert [stride for training, stride in seen if training] == [1 if faster < 1 else 36] * 3
+    assert found == pytest.approx(expected, rel=1e-5)
+    assert models[0].training

@@ -8,6 +8,9 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
+from isthmus.norms import preserved_modes
+from isthmus.preserve import preserved_buffers
+
 # The largest output of a submodule stays within these bytes at first, by which a CPU keeps it in its cache and out of
 # fresh memory pages. A GPU wants more per kernel. Measurements then move the batch size by a factor of REACH at most,
 # which bounds the memory.
@@ -87,6 +90,14 @@ def memory_format(model: nn.Module, inputs: Tensor) -> torch.memory_format:
     formats = (torch.contiguous_format, torch.channels_last)
     plain, channels_last = (_seconds(model, arranged(inputs, each)) for each in formats)
     return torch.channels_last if channels_last < WORTH * plain else torch.contiguous_format
+
+
+def in_faster_format(model: nn.Module, inputs: Tensor, size: int) -> Tensor:
+    """``inputs`` in the ``memory_format`` for batches of ``size``; the model is timed in evaluation mode."""
+    with preserved_modes(model), torch.inference_mode(), preserved_buffers(model):
+        model.eval()
+        chosen = memory_format(model, inputs[:size])
+    return inputs if chosen is torch.contiguous_format else arranged(inputs, chosen)
 
 
 def arranged(inputs: Tensor, memory_format: torch.memory_format) -> Tensor:

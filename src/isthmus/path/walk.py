@@ -22,6 +22,7 @@ from isthmus.merging.sources import Source
 from isthmus.preserve import preserved_buffers, preserved_model, preserved_random_states
 
 from . import calibrate
+from . import calibrate
 from .checkpoint import Checkpoint, Finished, state_digest, tensor_digest
 from .evaluate import Data, Evaluator, materialise
 from .progress import telling
@@ -137,6 +138,8 @@ class Walk(ABC, Generic[Point, Result]):
                 preserved_model(self.model),
                 self.work.bind(self.model),
             ):
+                if self._bn_inputs is not None:
+                    self._bn_inputs = calibrate.in_faster_format(self.model, self._bn_inputs, self._bn_batch_size)
                 if self._bn_inputs is not None:
                     self._bn_inputs = calibrate.in_faster_format(self.model, self._bn_inputs, self._bn_batch_size)
                 remaining = iter(points)
