@@ -95,7 +95,7 @@ def scan_curve(
         representation: name of a submodule whose outputs at both ends are compared by CKA.
         higher_is_better: the metrics that are scores rather than losses.
         backend: as for ``isthmus.ops.lerp``.
-        progress: called after each point with the number of points done, of all points, and the point's metrics.
+        progress: as for ``scan_line``.
         checkpoint: a file that finished points are written to, and that an interrupted scan goes on from.
 
     Raises:

@@ -20,6 +20,7 @@ from isthmus.preserve import preserved_model, preserved_random_states
 
 from .curve import Curve, check_kind, combine, point_weights
 from .evaluate import Data, materialise
+from .progress import telling
 from .sources import load_source
 from .tasks import Metric, cross_entropy
 from .walk import Progress
@@ -81,8 +82,8 @@ def fit_curve(
         weight_decay: :math:`\lambda` of a penalty :math:`\tfrac\lambda2 \lVert \phi_\theta(t) \rVert^2`.
         seed: of order, t, dropout and whatever else draws from the global generators.
         backend: as for ``isthmus.ops.lerp``.
-        progress: called every 50 steps with the number of steps done, that of all, and their mean loss as
-            ``{"train": {"loss": value}}``.
+        progress: True for a bar in the terminal; or a function, called every 50 steps with the number of steps done,
+            that of all, and their mean loss as ``{"train": {"loss": value}}``.
 
     Raises:
         InputError: A or B do not have the model's tensors, an argument is out of range, no parameter requires a
@@ -105,7 +106,7 @@ def fit_curve(
     ts = ((torch.randperm(steps, generator=generator) + torch.rand(steps, generator=generator)) / steps).tolist()
     recent: list[Tensor] = []
     mean = math.nan
-    with preserved_random_states(), preserved_model(model), work.bind(model):
+    with telling(progress, "steps") as tell, preserved_random_states(), preserved_model(model), work.bind(model):
         _seed_global_generators(seed)
         model.train()
         gradient = FlatState.zeros(work.layout, device=work.device)
@@ -133,8 +134,7 @@ def fit_curve(
                 recent.clear()
                 if not math.isfinite(mean):
                     raise InputError(f"the loss on the curve is {mean} by step {step}; choose a lower lr than {lr}.")
-                if progress is not None:
-                    progress(step, steps, {"train": {"loss": mean}})
+                tell(step, steps, {"train": {"loss": mean}})
     with torch.no_grad():
         ops.weighted_sum([anchors], [1.0], out=theta.averaged, backend=backend)
     training: dict[str, Any] = {

@@ -254,8 +254,7 @@ def scan_task_arithmetic(
         bn_data: training data for their re-estimation.
         bn_batch_size: examples per forward pass of it.
         backend: as for ``isthmus.ops.lerp``.
-        progress: called after each point with the number of points done, of all points, and the point's metrics by
-            "task/split".
+        progress: as for ``scan_line``; splits are called "task/split".
         checkpoint: a file that finished points are written to, and that an interrupted scan goes on from.
         options: options of the method. One that is given as a list, array or range is tried with each of its items,
             several such in all combinations; a value for each model is a tuple, ``density=[(0.1, 0.3), (0.2, 0.2)]``.
