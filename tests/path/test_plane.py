@@ -99,7 +99,7 @@ class TestTaskCoordinates:
     def test_the_default_grid_meets_the_models(self):
         result = scan_plane(Vector(), self.base, [self.a, self.b], squared_distance(2, 2, 1))
         assert result.values["data"]["loss"].shape == (41, 41)
-        assert result.x.tolist().count(0) == result.x.tolist().count(1) == 1
+        assert result.x.tolist() == [(5 * k - 50) / 100 for k in range(41)]  # 0 and 1 among them
         x, y = grids(result)
         assert np.allclose(result.values["data"]["loss"], (2 * x - 1) ** 2 + (4 * y - 2) ** 2 + 1, rtol=1e-13)
         assert result.best("loss") == (0.5, 0.5, {"data": {"loss": 1.0}})
@@ -465,8 +465,8 @@ class TestRandomLine:
 
     def test_it_is_the_first_axis_of_the_plane(self):
         model, evaluator = mlp(1), Evaluator(data(), share_first_layer=False)
-        line = random_line(model, evaluator, 5, seed=2, normalization="layer")
-        plane = random_plane(model, evaluator, (5, 3), seed=2, normalization="layer")
+        line = random_line(model, evaluator, 11, seed=2, normalization="layer", distance=0.7)
+        plane = random_plane(model, evaluator, (11, 3), seed=2, normalization="layer", distance=0.7)
         assert line.values["data"]["loss"].tolist() == plane.values["data"]["loss"][1].tolist()
 
     @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from . import metrics
 from .directions import dot, norm, parameter_keys, principal_directions, random_directions
 from .evaluate import Data
 from .plane_result import PlaneResult
-from .plane_walk import Plane, PlaneWalk
+from .plane_walk import Plane, PlaneWalk, equally_spaced
 from .walk import Evaluate, Progress
 
 Array = NDArray[np.float64]
@@ -59,8 +59,9 @@ def scan_plane(
 
     .. math:: \theta(x, y) = \theta_0 + x\, u / \lVert u \rVert + y\, v / \lVert v \rVert
 
-    (Garipov et al., arXiv 1802.10026, appendix A), so that the models lie at :math:`(0, 0)`, :math:`(\lVert u \rVert,
-    0)` and :math:`(\langle w, u \rangle / \lVert u \rVert, \lVert v \rVert)`; any three models will do.
+    (Garipov et al., arXiv 1802.10026, first footnote), so that the models lie at :math:`(0, 0)`,
+    :math:`(\lVert u \rVert, 0)` and :math:`(\langle w, u \rangle / \lVert u \rVert, \lVert v \rVert)`; any three
+    models will do.
 
     Each :math:`\theta(x, y)` is one weighted sum of the three models, in one pass over the flat buffer that the model's
     parameters and buffers are views of; where a model lies it is that model to the bit. Running statistics go along as
@@ -328,7 +329,7 @@ def _axis(name: str, extent: Any, size: int, places: Sequence[float]) -> Array:
     ends = tuple(extent)
     if len(ends) != 2 or not all(map(math.isfinite, ends)) or not ends[0] < ends[1]:
         raise InputError(f"{name}={extent!r} is no range; give the first and the last coordinate, increasing.")
-    axis = np.linspace(*ends, size)
+    axis = equally_spaced(*ends, size)
     for place in places:
         axis[np.abs(axis - place) < 1e-9 * (ends[1] - ends[0])] = place
     return axis

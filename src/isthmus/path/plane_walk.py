@@ -141,6 +141,13 @@ class PlaneWalk(AffineWalk[Point, PlaneResult]):
         }
 
 
+def equally_spaced(start: float, stop: float, size: int) -> Array:
+    """``size`` coordinates from ``start`` to ``stop``; decimal fractions come out as they are written."""
+    steps = np.arange(size, dtype=np.float64)
+    spaced: Array = (start * steps[::-1] + stop * steps) / (size - 1)
+    return spaced
+
+
 def _array(points: list[Any], numbers: Mapping[Point, float]) -> Array:
     """The numbers of points, which may be nested, in an array; NaN where there is none."""
     if points and isinstance(points[0], list):

@@ -20,6 +20,7 @@ from .affine_walk import AffineWalk
 from .directions import norm, parameter_keys, random_directions
 from .evaluate import Data
 from .files import Recorded, array, floats
+from .plane_walk import equally_spaced
 from .walk import Evaluate, Progress, versions
 
 if TYPE_CHECKING:
@@ -219,7 +220,7 @@ def _points(alphas: int | Sequence[float], distance: float) -> list[float]:
             raise InputError(
                 f"alphas={alphas} points to distance={distance} make no line; give at least 2, and a positive distance."
             )
-        given = np.linspace(-distance, distance, int(alphas))
+        given = equally_spaced(-distance, distance, int(alphas))
     else:
         given = np.asarray(alphas, dtype=np.float64)
         if given.ndim != 1 or not np.isfinite(given).all():
