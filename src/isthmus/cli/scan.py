@@ -1,4 +1,4 @@
-"""``isthmus scan``: the path between two models that are there."""
+"""``isthmus scan``: the path between two models that are there, or the plane through them."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
+import numpy as np
 import torch
 import typer
 from rich.box import SIMPLE_HEAD
@@ -15,12 +16,13 @@ from torch import nn
 from isthmus._optional import optional
 from isthmus.errors import FileError, InputError
 from isthmus.io import atomic_write
-from isthmus.path import Evaluator, PathResult, scan_line
+from isthmus.path import Evaluator, PathResult, PlaneResult, scan_line, scan_plane
 from isthmus.train import Data, Pair, build_model, load_data
 from isthmus.train.sweep import BN_SAMPLES
 
-from .console import check_device, print_wide, progress_bar
+from .console import check_device, print_wide
 
+LINE_POINTS, PLANE_POINTS = 101, 41
 DTYPES = {"f32": None, "bf16": torch.bfloat16, "f16": torch.float16}
 
 
@@ -44,49 +46,109 @@ def scan(
     ] = None,
     data: Annotated[str | None, typer.Option(help="Name of a data set or package.module:factory.")] = None,
     root: Annotated[Path | None, typer.Option(help="Folder with the data set's files.")] = None,
-    points: Annotated[int, typer.Option(min=2, help="Points from end to end.")] = 101,
+    base: Annotated[
+        Path | None, typer.Option(help="Safetensors file of the model that both come from; a pair has its trunk.")
+    ] = None,
+    plane: Annotated[
+        bool, typer.Option("--plane", help="Scan the plane through the base and both models, not the line.")
+    ] = False,
+    points: Annotated[
+        int | None,
+        typer.Option(min=2, help=f"Points from end to end ({LINE_POINTS}), or per side of a plane ({PLANE_POINTS})."),
+    ] = None,
+    adaptive: Annotated[
+        bool, typer.Option("--adaptive", help="Choose the points of the line: few, more where the loss may peak.")
+    ] = False,
+    tol: Annotated[float, typer.Option(help="How exact the loss barrier is with --adaptive, in nats.")] = 1e-3,
+    splits: Annotated[
+        str | None, typer.Option(help="Parts of the data, with commas: train, val, test. By default val and test.")
+    ] = None,
     bn: Annotated[str, typer.Option(help="BatchNorm statistics at each point: auto, keep or reset.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Evaluate in f32, or under autocast in bf16 or f16.")] = "f32",
+    checkpoint: Annotated[
+        Path | None, typer.Option(help="File that keeps finished points; the same command then goes on from there.")
+    ] = None,
     out: Annotated[Path, typer.Option(help="Folder for results.")] = Path("isthmus-scan"),
     device: Annotated[str, typer.Option(help="cpu or cuda.")] = "cpu",
 ) -> None:
-    """Evaluate loss and accuracy on the straight line between two models, on validation and test data."""
+    """Evaluate loss and accuracy on the straight line between two models, or on the plane through them and their base.
+
+    By default on validation and test data.
+    """
     if dtype not in DTYPES:
         raise InputError(f"--dtype is {dtype!r}, expected {', '.join(DTYPES)}.")
+    if adaptive and (plane or points is not None):
+        raise InputError("--adaptive chooses the points of a line: leave out --plane and --points, or --adaptive.")
     check_device(device)
-    task = _pair(paths[0], model, data, root, device) if len(paths) == 1 else _files(paths, model, data, root, device)
-    splits = {
-        split: Evaluator(task.data.parts[split], dtype=DTYPES[dtype])
-        for split in ("val", "test")
-        if len(task.data.parts[split][0])
-    }
+    task = (
+        _pair(paths[0], model, data, root, base, device)
+        if len(paths) == 1
+        else _files(paths, model, data, root, base, device)
+    )
+    if plane and task.base is None:
+        raise InputError("--plane needs the model that both come from, as its origin: give --base.")
+    evaluators = {split: Evaluator(task.data.parts[split], dtype=DTYPES[dtype]) for split in _splits(splits, task.data)}
     try:
         out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise FileError(f"could not make the folder {out}: {error.strerror}.") from error
-    with progress_bar() as bar:
-        line = bar.add_task("points", total=points)
-        try:
-            result = scan_line(
-                *(task.model, task.a, task.b, splits, points),
-                base=task.base,
-                bn=bn,
-                bn_data=None if bn == "keep" else task.data.train_x[:BN_SAMPLES],
-                progress=lambda done, total, _: bar.update(line, completed=done, total=total),
+    options: dict[str, Any] = {
+        "bn": bn,
+        "bn_data": None if bn == "keep" else task.data.train_x[:BN_SAMPLES],
+        "progress": True,
+        "checkpoint": checkpoint,
+    }
+    name = "plane" if plane else "path"
+    result: PathResult | PlaneResult
+    try:
+        if plane:
+            grid = (points or PLANE_POINTS, points or PLANE_POINTS)
+            result = scan_plane(
+                *(task.model, task.base, [task.a, task.b], evaluators, grid), names=("base", "a", "b"), **options
             )
-        except KeyboardInterrupt as error:
-            partial = getattr(error, "partial", None)
-            if partial is None or not len(partial.alphas):
-                raise
-            partial.to_json(out / "path.json")
-            kept = f"{len(partial.alphas)} of {points} points are kept in {out / 'path.json'}"
-            raise KeyboardInterrupt(f"{kept}; run the same command again to scan all.") from None
-    _print(result)
-    for path in _write(result, out):
+        else:
+            result = scan_line(
+                *(task.model, task.a, task.b, evaluators, "adaptive" if adaptive else points or LINE_POINTS),
+                base=task.base,
+                tol=tol,
+                **options,
+            )
+    except KeyboardInterrupt as error:
+        raise KeyboardInterrupt(_kept(error, out / f"{name}.json", checkpoint)) from None
+    if isinstance(result, PlaneResult):
+        _print_plane(result)
+    else:
+        _print_path(result)
+    for path in _write(result, out, name):
         print(path)
 
 
-def _pair(folder: Path, model: str | None, data: str | None, root: Path | None, device: str) -> Task:
+def _splits(given: str | None, data: Data) -> list[str]:
+    """The parts of the data to evaluate on."""
+    filled = [part for part, (inputs, _) in data.parts.items() if len(inputs)]
+    if given is None:
+        return [part for part in filled if part != "train"]
+    chosen = [part.strip() for part in given.split(",")]
+    for part in chosen:
+        if part not in filled:
+            raise InputError(f"--splits has {part!r}, expected some of {', '.join(filled)}, which {data.name} has.")
+    return chosen
+
+
+def _kept(error: KeyboardInterrupt, path: Path, checkpoint: Path | None) -> str:
+    """Write what an interrupted scan has found, and say what is kept and how to go on."""
+    partial: PathResult | PlaneResult | None = getattr(error, "partial", None)
+    finished = 0 if partial is None else int(np.isfinite(partial.seconds).sum())
+    if partial is None or not finished:
+        return ""
+    partial.to_json(path)
+    kept = f"{finished} points are kept in {path}"
+    if checkpoint is None:
+        return f"{kept}; run the same command again to scan all, with --checkpoint to be able to go on."
+    return f"{kept} and {checkpoint}; run the same command again to go on."
+
+
+def _pair(folder: Path, model: str | None, data: str | None, root: Path | None, base: Path | None, device: str) -> Task:
     """The task of a saved pair, whose configuration names its model and data unless they are given."""
     if folder.is_file():
         raise InputError(f"{folder} is one file: give a pair's folder, or two safetensors files.")
@@ -99,10 +161,12 @@ def _pair(folder: Path, model: str | None, data: str | None, root: Path | None, 
     architecture = build_model(
         model or config.model, loaded, **(config.model_options if model in (None, config.model) else {})
     )
-    return Task(pair.a, pair.b, pair.trunk, architecture.to(device), loaded)
+    return Task(pair.a, pair.b, base or pair.trunk, architecture.to(device), loaded)
 
 
-def _files(paths: list[Path], model: str | None, data: str | None, root: Path | None, device: str) -> Task:
+def _files(
+    paths: list[Path], model: str | None, data: str | None, root: Path | None, base: Path | None, device: str
+) -> Task:
     """The task of two safetensors files."""
     if len(paths) != 2:
         raise InputError(f"{len(paths)} paths were given, expected a pair's folder or two safetensors files.")
@@ -110,14 +174,14 @@ def _files(paths: list[Path], model: str | None, data: str | None, root: Path | 
         raise InputError("two files do not say what model and data they belong to: give --model and --data.")
     loaded = _load(data, {}, root, device)
     a, b = paths
-    return Task(a, b, None, build_model(model, loaded).to(device), loaded)
+    return Task(a, b, base, build_model(model, loaded).to(device), loaded)
 
 
 def _load(name: str, options: dict[str, Any], root: Path | None, device: str) -> Data:
     return load_data(name, device=device, **(options if root is None else options | {"root": str(root)}))
 
 
-def _print(result: PathResult) -> None:
+def _print_path(result: PathResult) -> None:
     title = "The path from a (α = 0) to b (α = 1), merged at α = ½"
     grid = Table("split", "metric", title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in ("a", "merged", "b", "gain", "over\nbetter", "barrier\n(at α)", "linear\nbarrier"):
@@ -139,15 +203,34 @@ def _print(result: PathResult) -> None:
         )
     distances = ", ".join(f"{name.replace('_', ' ')} {value:.4g}" for name, value in result.distances.items())
     print(f"distances: {distances}. BatchNorm statistics: {result.choices['bn']}.")
+    if adaptive := result.choices["adaptive"]:
+        print(f"{adaptive['points']} points; the loss barriers are known to about {adaptive['bound']:.2g}.")
 
 
-def _write(result: PathResult, out: Path) -> list[Path]:
-    """``path.json``, ``path.csv`` and ``path.png``."""
+def _print_plane(result: PlaneResult) -> None:
+    title = "The plane through the base and both models, θ₀ + x (a − θ₀) + y (b − θ₀)"
+    grid = Table("split", "metric", title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
+    for header in (*result.models, "best", "at x", "at y"):
+        grid.add_column(header, justify="right", no_wrap=True)
+    for split, tables in result.model_values.items():
+        for metric, values in tables.items():
+            if np.isfinite(result.values[split][metric]).any():
+                best = result.best(metric, split)
+                found = [f"{best.values[split][metric]:.4f}", f"{best.x:.2f}", f"{best.y:.2f}"]
+            else:
+                found = ["nan", "", ""]
+            grid.add_row(split, metric, *(f"{value:.4f}" for value in values), *found)
+    print_wide(grid)
+    print(f"BatchNorm statistics: {result.choices['bn']}.")
+
+
+def _write(result: PathResult | PlaneResult, out: Path, name: str) -> list[Path]:
+    """The result as JSON, as a table and as a figure."""
     figures = optional("matplotlib.figure", extra="lab", purpose="Drawing figures")
-    result.to_json(out / "path.json")
-    result.to_csv(out / "path.csv")
+    result.to_json(out / f"{name}.json")
+    result.to_csv(out / f"{name}.csv")
     figure = figures.Figure(figsize=(6.4, 7.2), layout="constrained")
     result.plot(figure.subplots(2, 1), metrics=("loss", "accuracy"))
-    with atomic_write(out / "path.png") as path:
+    with atomic_write(out / f"{name}.png") as path:
         figure.savefig(path, format="png", dpi=150)
-    return [out / f"path.{kind}" for kind in ("json", "csv", "png")]
+    return [out / f"{name}.{kind}" for kind in ("json", "csv", "png")]
