@@ -1,18 +1,22 @@
-"""What all scans have in common: checkpoints."""
+"""What all scans have in common: checkpoints and progress."""
 
 from __future__ import annotations
 
+import functools
+import io
 import json
 import math
+import sys
 
 import numpy as np
 import pytest
+import rich.console
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from isthmus.errors import EvaluationError, FileError, InputError
+from isthmus.errors import DependencyError, EvaluationError, FileError, InputError
 from isthmus.flat import FlatState
 from isthmus.path import Evaluator, scan_line
 from isthmus.path.checkpoint import Checkpoint, Finished, state_digest, tensor_digest
@@ -251,3 +255,26 @@ class TestDigest:
         assert digest != tensor_digest(tensor.reshape(4))
         assert digest != tensor_digest(torch.zeros_like(tensor))
         assert tensor_digest(tensor[0, 0]) != tensor_digest(tensor[:0])
+
+
+class TestProgress:
+    def test_a_bar_shows_points_losses_and_the_time_left(self, monkeypatch):
+        shown = io.StringIO()
+        terminal = functools.partial(rich.console.Console, file=shown, force_terminal=True, width=120)
+        monkeypatch.setattr(rich.console, "Console", lambda stderr: terminal())
+        evaluate = {"val": lambda m: m.w.item(), "test": lambda m: {"error": 1 + m.w.item(), "other": 0.0}}
+        scan_line(*ends(), evaluate, 5, progress=True)
+        assert "val loss 0.7500, test error 1.7500, points" in shown.getvalue()
+        assert "5/5" in shown.getvalue()
+        assert "left" in shown.getvalue()
+
+    def test_no_bar_where_there_is_no_terminal(self, capfd):
+        scan_line(*ends(), Counted(), 5, progress=True)
+        assert "points" not in "".join(capfd.readouterr())
+        scan_line(*ends(), Counted(), 5, progress=False)
+        assert capfd.readouterr() == ("", "")
+
+    def test_a_bar_without_rich_names_the_extra(self, monkeypatch):
+        monkeypatch.setitem(sys.modules, "rich.progress", None)
+        with pytest.raises(DependencyError, match=r"A progress bar needs the package .*isthmus\[lab\]"):
+            scan_line(*ends(), Counted(), 5, progress=True)
