@@ -153,6 +153,24 @@ def test_data_without_a_token_to_predict_has_no_mean():
     assert math.isnan(Evaluator((torch.zeros(2, 4, 3), targets), task="language_modelling")(nn.Identity())["loss"])
 
 
+@pytest.mark.parametrize("classes", [1, 2, 10, 15, 16, 17, 40])
+def test_cross_entropy_is_that_of_every_number_of_classes(classes):
+    torch.manual_seed(0)
+    outputs, targets = 20 * torch.randn(33, classes, dtype=torch.double), torch.randint(classes, (33,))
+    expected = [
+        math.log(sum(math.exp(z - row[y]) for z in row)) for row, y in zip(outputs.tolist(), targets, strict=True)
+    ]
+    torch.testing.assert_close(cross_entropy(outputs, targets), torch.tensor(expected, dtype=torch.double))
+    outputs[0], outputs[1, 0], targets[2] = 1e30, math.nan, -100
+    found = cross_entropy(outputs.float(), targets).tolist()
+    assert found[0] == pytest.approx(math.log(classes))
+    assert math.isnan(found[1])
+    assert found[2] == 0
+    soft = torch.full((33, classes), 1 / classes)
+    outputs = torch.zeros(33, classes)
+    torch.testing.assert_close(cross_entropy(outputs, soft), torch.full((33,), math.log(classes)))
+
+
 def test_dense_predictions_average_per_sample():
     logits = torch.zeros(2, 3, 4)
     logits[0, 1] = 1
