@@ -15,8 +15,8 @@ Metric = Loss | Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]  # or values a
 
 IGNORED = -100  # the label of tokens that are not predicted, as PyTorch and Hugging Face have it
 
-# A CPU takes the softmax of rows shorter than a vector register one element at a time, but that of columns many at once,
-# which for 1024 rows of 10 classes needs a tenth of the time.
+# A CPU takes the softmax of rows shorter than a vector register one element at a time, but that of columns many at
+# once, which for 1024 rows of 10 classes needs a tenth of the time.
 VECTOR = 16
 
 
