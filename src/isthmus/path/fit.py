@@ -40,7 +40,7 @@ def fit_curve(
     loss: Metric = cross_entropy,
     steps: int = 1000,
     batch_size: int = 128,
-    lr: float = 0.1,
+    lr: float = 0.05,
     momentum: float = 0.9,
     weight_decay: float = 0.0,
     seed: int = 0,
