@@ -45,9 +45,9 @@ def plot_path(
         splits = [split for split, table in result.values.items() if metric in table]
         for index, split in enumerate(splits):
             _draw(axes, result, split, metric, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
-        axes.set_xlabel("α (0: model A, 1: model B)")
+        axes.set_xlabel(f"{'α' if result.positions is None else 't'} (0: model A, 1: model B)")
         axes.set_ylabel(LABELS.get(metric, metric))
-        axes.legend(fontsize="small")
+        axes.legend(fontsize="small", frameon=False, loc="lower left", bbox_to_anchor=(0, 1))  # above: it hides nothing
     return given
 
 

@@ -56,7 +56,7 @@ def plot_task_arithmetic(
         axes.plot(result.scaling_factors, mean[setting], color="black", linewidth=2.5, label="mean of tasks")
         if best is not None and result.settings[setting] == best.options:
             height = mean[setting][result.scaling_factors == best.scaling_factor][0]
-            label = f"λ = {best.scaling_factor:.3g}, {best.selection}: {height:.3f}"
+            label = f"λ = {best.scaling_factor:.3g}: {height:.3f},\n{best.selection}"
             axes.plot([best.scaling_factor], [height], "k*", markersize=14, markeredgecolor="white", label=label)
         axes.set_xlabel("scaling factor λ")
         axes.set_ylabel(f"normalised {result.metric} on {name}")
