@@ -19,7 +19,8 @@ from torch import nn
 from isthmus.errors import DependencyError, EvaluationError, FileError, InputError
 from isthmus.flat import FlatState
 from isthmus.path import Evaluator, scan_line
-from isthmus.path.checkpoint import Checkpoint, Finished, state_digest, tensor_digest
+from isthmus.path.checkpoint import Checkpoint, Finished
+from isthmus.path.identity import state_digest, tensor_digest
 
 
 class Scalar(nn.Module):

@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from isthmus.errors import InputError
 
 from .line_walk import MIDPOINT, A, B
-from .walk import Values
+from .progress import Values
 
 Array = NDArray[np.float64]
 

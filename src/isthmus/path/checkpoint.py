@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import time
@@ -11,11 +10,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NamedTuple
 
-import torch
-from torch import Tensor
-
 from isthmus.errors import FileError, InputError
-from isthmus.flat import FlatState
 
 from .files import floats, jsonable
 
@@ -149,27 +144,6 @@ class Checkpoint:
             f"could not read or write the checkpoint {self.path}: {error.strerror or error}. Check that its folder "
             "exists, that it may be written to, and that the disk has room."
         )
-
-
-def state_digest(state: FlatState) -> str:
-    """SHA-256 of a state's keys, shapes, dtypes and bits."""
-    digest = hashlib.sha256()
-    for key, entry in sorted(state.layout.entries.items()):
-        digest.update(f"{key} {entry.dtype} {tuple(entry.shape)} {entry.offset}\n".encode())
-    for _, buffer in sorted(state.buffers.items(), key=lambda item: str(item[0])):
-        digest.update(_bytes(buffer))
-    return digest.hexdigest()
-
-
-def tensor_digest(tensor: Tensor) -> str:
-    """SHA-256 of a tensor's shape, dtype and bits."""
-    digest = hashlib.sha256(f"{tensor.dtype} {tuple(tensor.shape)}\n".encode())
-    digest.update(_bytes(tensor))
-    return digest.hexdigest()
-
-
-def _bytes(tensor: Tensor) -> memoryview:
-    return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
 def _line(value: object) -> bytes:

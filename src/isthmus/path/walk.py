@@ -22,15 +22,14 @@ from isthmus.merging.sources import Source
 from isthmus.preserve import preserved_buffers, preserved_model, preserved_random_states
 
 from . import calibrate
-from . import calibrate
-from .checkpoint import Checkpoint, Finished, state_digest, tensor_digest
+from .checkpoint import Checkpoint, Finished
 from .evaluate import Data, Evaluator, materialise
-from .progress import telling
+from .identity import evaluation, state_digest, tensor_digest
+from .progress import Tell, Values, telling
 from .sources import load_source
 
 Evaluate = Evaluator | Callable[[nn.Module], float | Mapping[str, float]]
-Values = dict[str, dict[str, float]]  # split -> metric -> value
-Progress = Callable[[int, int, Values], None] | bool  # True: a bar in the terminal
+Progress = Tell | bool  # True: a bar in the terminal
 Point = TypeVar("Point", bound=Hashable)
 Result = TypeVar("Result")
 
@@ -108,7 +107,7 @@ class Walk(ABC, Generic[Point, Result]):
         return {
             "scan": type(self).__name__,
             "models": self._digests,
-            "splits": {split: _evaluation(evaluate) for split, evaluate in self.splits.items()},
+            "splits": {split: evaluation(evaluate) for split, evaluate in self.splits.items()},
             "bn": self.bn,
             "bn_batch_size": None if inputs is None else self._bn_batch_size,
             "bn_data": None if inputs is None else tensor_digest(inputs),
@@ -140,8 +139,6 @@ class Walk(ABC, Generic[Point, Result]):
             ):
                 if self._bn_inputs is not None:
                     self._bn_inputs = calibrate.in_faster_format(self.model, self._bn_inputs, self._bn_batch_size)
-                if self._bn_inputs is not None:
-                    self._bn_inputs = calibrate.in_faster_format(self.model, self._bn_inputs, self._bn_batch_size)
                 remaining = iter(points)
                 for done, point in enumerate(remaining, start=1):
                     self._visit(point, checkpoint)
@@ -158,7 +155,7 @@ class Walk(ABC, Generic[Point, Result]):
             finished = self._evaluate(point)
         else:
             finished = known
-            for split, values in known.values.items():
+            for split, values in finished.values.items():
                 self._check(split, values)
         if finished.bn_seconds is not None:
             self.bn_seconds[point] = finished.bn_seconds
@@ -222,24 +219,6 @@ def versions() -> dict[str, str]:
         "numpy": np.__version__,
         "python": platform.python_version(),
     }
-
-
-def _evaluation(evaluate: Evaluate) -> dict[str, Any]:
-    """What decides the values of one split."""
-    if not isinstance(evaluate, Evaluator):
-        return {"function": _called(evaluate)}
-    return {
-        "inputs": tensor_digest(evaluate.inputs),
-        "targets": tensor_digest(evaluate.targets),
-        "metrics": {name: _called(metric) for name, metric in evaluate.metrics.items()},
-        "autocast": None if evaluate.dtype is None else str(evaluate.dtype).removeprefix("torch."),
-    }
-
-
-def _called(function: Callable[..., object]) -> str:
-    """The qualified name of a function, or of the class of a callable object."""
-    named = function if hasattr(function, "__qualname__") else type(function)
-    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _bn_policy(model: nn.Module, bn: str, bn_data: object) -> str:
