@@ -22,16 +22,8 @@ from isthmus.io import save_state
 from isthmus.path import Curve, Evaluator, PathResult, fit_curve, scan_curve, scan_line
 from isthmus.path.curve import point_weights
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 KINDS = ["bezier", "polygon"]
-
-
-@pytest.fixture(autouse=True)
-def one_thread():
-    """Models this small gain nothing from threads, and lose much where processors are shared."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 class Point(nn.Module):

@@ -20,6 +20,7 @@ from isthmus.merging import scaled
 from isthmus.merging.scaled import ScaledMerges
 from isthmus.path import Evaluator, TaskArithmeticResult, scan_task_arithmetic
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 CLASSIFY = {"batch_size": 8, "memory_format": torch.contiguous_format}
 
 
@@ -225,9 +226,9 @@ def test_work_is_shared(monkeypatch):
     def counting(name):
         original = getattr(scaled, name)
 
-        def call(*args):
-            calls[name] += 1
-            return original(*args)
+        def call(method, rows, *args):
+            calls[name] += rows.out[0].numel() == len(BASE)  # options are tried on less
+            return original(method, rows, *args)
 
         return call
 
@@ -413,33 +414,45 @@ def test_a_model_without_accuracy_is_no_measure():
 
 
 def test_what_cannot_be_scanned():
+    """It is found before the first evaluation."""
+
+    def never(model):
+        raise AssertionError
+
+    def scan_nothing(**options):
+        scan({"one": never, "two": never}, **options)
+
     with pytest.raises(InputError, match=r"slerp has no scaling factor .* task_arithmetic, ties"):
-        scan(method="slerp")
+        scan_nothing(method="slerp")
     with pytest.raises(InputError, match="pass scaling_factors="):
-        scan(scaling_factor=0.5)
+        scan_nothing(scaling_factor=0.5)
     with pytest.raises(InputError, match=r"has scaling_factor=0\.5, which the scan varies"):
-        scan(method=methods.Ties(scaling_factor=0.5))
+        scan_nothing(method=methods.Ties(scaling_factor=0.5))
     with pytest.raises(InputError, match="ties has no option 'densities'"):
-        scan(method="ties", densities=[0.1])
+        scan_nothing(method="ties", densities=[0.1])
     with pytest.raises(InputError, match="density= is empty"):
-        scan(method="ties", density=[])
+        scan_nothing(method="ties", density=[])
     with pytest.raises(InputError, match=r"density is 2\.0"):
-        scan(method="ties", density=[0.5, 2.0])
+        scan_nothing(method="ties", density=[0.5, 2.0])
+    with pytest.raises(InputError, match=r"density is 2\.0"):
+        scan_nothing(method="dare", density=[0.5, 2.0])
+    with pytest.raises(InputError, match="majority_sign_method"):
+        scan_nothing(method="ties", majority_sign_method="most")
     for factors in ([], [math.nan], 0.5):
         with pytest.raises(InputError, match="expected a list of finite numbers"):
-            scan(scaling_factors=factors)
+            scan_nothing(scaling_factors=factors)
     with pytest.raises(EvaluationError, match="expected 'f1' among them"):
         scan(metric="f1")
     with pytest.raises(InputError, match="model 2 does not have the tensors of the model"):
         scan_task_arithmetic(
-            *(Table(BASE), [added(A), Table([1.0])], {"one": samples(0), "two": samples(1)}),
+            *(Table(BASE), [added(A), Table([1.0])], {"one": never, "two": never}),
             base=Table(BASE),
             select_on="test",
         )
     nan = added([math.nan, *A[1:]])
     with pytest.raises(InputError, match="the task vector of model 2 has NaN"):
         scan_task_arithmetic(
-            *(Table(BASE), [added(A), nan], {"one": samples(0), "two": samples(1)}),
+            *(Table(BASE), [added(A), nan], {"one": never, "two": never}),
             base=Table(BASE),
             method="ties",
             select_on="test",

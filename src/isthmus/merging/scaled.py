@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -127,6 +127,7 @@ class ScaledMerges:
         self._thresholds: dict[int, ops.Thresholds] = {}  # by setting
         with torch.no_grad(), ops.naming(self._names, None):
             for setting, method in enumerate(self._settings):
+                self._try(setting)
                 if isinstance(method, methods.Ranked) and setting not in self._thresholds:
                     alike = [k for k in range(len(self._settings)) if self._ranking(k) == self._ranking(setting)]
                     densities = [self._numbers[k][0]["density"] for k in alike]
@@ -164,6 +165,14 @@ class ScaledMerges:
             real = torch.view_as_real(buffer) if buffer.is_complex() else buffer
             real.masked_fill_(real == 0, -0.0)
         self._current = setting
+
+    def _try(self, setting: int) -> None:
+        """Merge one element of each tensor, so that options out of range are found before any work."""
+        method, rows = self._settings[setting], self._rows(setting)
+        if isinstance(method, methods.Ranked):  # whose densities are looked at where magnitudes are ranked
+            rows = replace(rows, per_model=rows.per_model | {"density": [1.0] * len(rows.models)})
+        firsts = [[tensor.flatten()[:1] for tensor in column] for column in (rows.out, *rows.models)]
+        consensus(method, replace(rows, out=firsts[0], models=firsts[1:]))
 
     def _ranking(self, setting: int) -> object:
         """What the ranking of magnitudes depends on besides the density."""
