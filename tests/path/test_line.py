@@ -443,7 +443,7 @@ def test_models_that_do_not_fit_are_named(tmp_path):
         scan_line(mlp(3), a, tmp_path / "missing.safetensors", Evaluator(data()))
 
 
-@pytest.mark.parametrize("alphas", [1, 0, -3, [0.0, math.nan], [math.inf], [[0.0, 1.0]]])
+@pytest.mark.parametrize("alphas", [1, 0, -3, [0.0, math.nan], [math.inf], [[0.0, 1.0]], ["a"], 0.5, None])
 def test_bad_alphas_are_named(alphas):
     with pytest.raises(InputError, match="alphas"):
         scan_line(Scalar(), Scalar(), Scalar(), weight, alphas)

@@ -100,7 +100,9 @@ def scan_line(
         IsthmusWarning: an adaptive scan reached ``max_points``, or the resolution of the weights, before ``tol``; or
             running statistics are kept for lack of ``bn_data``.
     """
-    points = None if isinstance(alphas, str) and alphas == "adaptive" else line_points(alphas)
+    if isinstance(alphas, str) and alphas != "adaptive":
+        raise InputError(f"alphas={alphas!r} is unknown; give 'adaptive', a number of points or the points themselves.")
+    points = None if isinstance(alphas, str) else line_points(alphas)
     walk = LineWalk(
         *(model, a, b, evaluate),
         base=base,
@@ -133,16 +135,17 @@ def scan_line(
     return result
 
 
-def line_points(alphas: int | Sequence[float] | str) -> list[float]:
+def line_points(alphas: int | Sequence[float]) -> list[float]:
     """The points of a scan, increasing, ends and midpoint among them; see ``scan_line``."""
-    if isinstance(alphas, str):
-        raise InputError(f"alphas={alphas!r} is unknown; give 'adaptive', a number of points or the points themselves.")
     if isinstance(alphas, int | np.integer):
         if alphas < 2:
             raise InputError(f"alphas={alphas} points do not reach from end to end; give at least 2.")
         given = np.arange(alphas, dtype=np.float64) / (alphas - 1)
     else:
-        given = np.asarray(alphas, dtype=np.float64)
+        try:
+            given = np.asarray(alphas, dtype=np.float64)
+        except (TypeError, ValueError):
+            given = np.array(np.nan)
         if given.ndim != 1 or not np.isfinite(given).all():
             raise InputError("alphas must be a number of points or a sequence of finite numbers.")
     return sorted({*given.tolist(), A, MIDPOINT, B})
