@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import random
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -59,8 +60,9 @@ def fit_curve(
     until nine tenths of them, and stays at a hundredth from there. Layers run in training mode. BatchNorm's running
     statistics are not trained: those of the curve are interpolated, and ``scan_curve`` re-estimates them.
 
-    The same arguments give the same curve on one machine. ``model``, ``a``, ``b`` and the global random states come
-    back untouched. 16-bit parameters are trained in float32 and rounded at the end.
+    All draws come from ``seed``: the same arguments give the same curve, as far as the model's own operations are
+    reproducible. ``model``, ``a``, ``b`` and the global random states come back untouched. 16-bit parameters are trained
+    in float32 and rounded at the end.
 
     Source: Garipov et al., "Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs", arXiv 1802.10026, section 3
     and equation 2; the schedule is that of the authors' code.
@@ -92,51 +94,31 @@ def fit_curve(
     """
     check_kind(kind)
     _check_settings(steps=steps, batch_size=batch_size, lr=lr, momentum=momentum, weight_decay=weight_decay)
-    work = FlatState.from_module(model)
-    ends = [load_source(source, work.layout, name, work.device) for source, name in ((a, "a"), (b, "b"))]
-    theta = merging.lerp_states(ends[0], ends[1], 0.5, backend=backend)
-    canonical = canonical_keys(model.state_dict(keep_vars=True))
-    parameters = {canonical[name]: parameter for name, parameter in model.named_parameters() if name in canonical}
-    trained = {key: parameter for key, parameter in parameters.items() if parameter.requires_grad}
-    if not trained:
-        raise InputError(f"the model {type(model).__name__} has no parameters that require gradients.")
-    anchors = [nn.Parameter(x.to(torch.promote_types(x.dtype, torch.float32))) for x in theta.averaged]
-    optimizer = torch.optim.SGD(anchors, lr=lr, momentum=momentum)
+    bend = _Bend(model, a, b, kind, backend)
+    optimizer = torch.optim.SGD(bend.anchors, lr=lr, momentum=momentum)
     generator = torch.Generator().manual_seed(seed)
     ts = ((torch.randperm(steps, generator=generator) + torch.rand(steps, generator=generator)) / steps).tolist()
+    batches = _batches(train, batch_size, generator, bend.work.device)
     recent: list[Tensor] = []
     mean = math.nan
-    with telling(progress, "steps") as tell, preserved_random_states(), preserved_model(model), work.bind(model):
+    with telling(progress, "steps") as tell, preserved_random_states(), bend.bound(model):
         _seed_global_generators(seed)
         model.train()
-        gradient = FlatState.zeros(work.layout, device=work.device)
-        for key, parameter in trained.items():
-            parameter.grad = gradient[key]
-        batches = _batches(train, batch_size, generator, work.device)
         for step, (t, (inputs, targets)) in enumerate(zip(ts, batches, strict=False), start=1):
-            with torch.no_grad():
-                combine(kind, ends[0].averaged, anchors, ends[1].averaged, t, work.averaged, backend)
-            for buffer in gradient.averaged:
-                buffer.zero_()
+            bend.go_to(t)
             outputs = model(inputs)
             value = _mean(loss(getattr(outputs, "logits", outputs), targets))
             torch.autograd.backward(value)
-            recent.append(value.detach())
-            with torch.no_grad():
-                if weight_decay:
-                    torch._foreach_add_([gradient[key] for key in trained], list(trained.values()), alpha=weight_decay)
-                for anchor, buffer in zip(anchors, gradient.averaged, strict=True):
-                    anchor.grad = buffer.to(anchor.dtype).mul_(point_weights(kind, t)[1])
+            bend.pull_back(t, weight_decay)
             optimizer.param_groups[0]["lr"] = lr * _schedule((step - 1) / steps)
             optimizer.step()
+            recent.append(value.detach())
             if step % WINDOW == 0 or step == steps:
                 mean = float(torch.stack(recent).double().mean())
                 recent.clear()
                 if not math.isfinite(mean):
                     raise InputError(f"the loss on the curve is {mean} by step {step}; choose a lower lr than {lr}.")
                 tell(step, steps, {"train": {"loss": mean}})
-    with torch.no_grad():
-        ops.weighted_sum([anchors], [1.0], out=theta.averaged, backend=backend)
     training: dict[str, Any] = {
         "steps": steps,
         "batch_size": None if isinstance(train, DataLoader) else batch_size,
@@ -146,7 +128,68 @@ def fit_curve(
         "seed": seed,
         "loss": mean,
     }
-    return Curve(kind, ends[0], theta, ends[1], tuple(parameters), training)
+    return Curve(kind, bend.a, bend.theta(), bend.b, bend.parameters, training)
+
+
+class _Bend:
+    """The point between while it is trained, and a model that goes along the curve.
+
+    Attributes:
+        a: model A.
+        b: model B.
+        anchors: the point between, one flat buffer for each dtype that is averaged, of at least 32 bits.
+        work: the weights at the place where the model is.
+        parameters: the canonical keys of the model's parameters.
+    """
+
+    def __init__(self, model: nn.Module, a: Source, b: Source, kind: str, backend: str) -> None:
+        """Load the ends and start in their middle."""
+        self.work = FlatState.from_module(model)
+        self.a, self.b = (
+            load_source(source, self.work.layout, name, self.work.device) for source, name in ((a, "a"), (b, "b"))
+        )
+        self._theta = merging.lerp_states(self.a, self.b, 0.5, backend=backend)
+        self.anchors = [
+            nn.Parameter(x.to(torch.promote_types(x.dtype, torch.float32), copy=True)) for x in self._theta.averaged
+        ]
+        self._kind, self._backend = kind, backend
+        self._gradient = FlatState.zeros(self.work.layout, device=self.work.device)
+        canonical = canonical_keys(model.state_dict(keep_vars=True))
+        named = {canonical[name]: parameter for name, parameter in model.named_parameters() if name in canonical}
+        self.parameters = tuple(named)
+        self._trained = {key: parameter for key, parameter in named.items() if parameter.requires_grad}
+        if not self._trained:
+            raise InputError(f"the model {type(model).__name__} has no parameters that require gradients.")
+
+    @contextmanager
+    def bound(self, model: nn.Module) -> Iterator[None]:
+        """While it lasts, the model's tensors are views of ``work``, and its gradients views of one flat buffer."""
+        with preserved_model(model), self.work.bind(model):
+            for key, parameter in self._trained.items():
+                parameter.grad = self._gradient[key]
+            yield
+
+    @torch.no_grad()
+    def go_to(self, t: float) -> None:
+        """Move the model to t, with gradients of zero."""
+        combine(self._kind, self.a.averaged, self.anchors, self.b.averaged, t, self.work.averaged, self._backend)
+        for buffer in self._gradient.averaged:
+            buffer.zero_()
+
+    @torch.no_grad()
+    def pull_back(self, t: float, weight_decay: float) -> None:
+        """Turn the gradient in the weights, which are at t, into that in the point between."""
+        if weight_decay:
+            gradients = [self._gradient[key] for key in self._trained]
+            torch._foreach_add_(gradients, list(self._trained.values()), alpha=weight_decay)
+        for anchor, gradient in zip(self.anchors, self._gradient.averaged, strict=True):
+            anchor.grad = gradient.to(anchor.dtype).mul_(point_weights(self._kind, t)[1])
+
+    @torch.no_grad()
+    def theta(self) -> FlatState:
+        """The point between, rounded once to the model's dtypes."""
+        ops.weighted_sum([self.anchors], [1.0], out=self._theta.averaged, backend=self._backend)
+        return self._theta
 
 
 def _check_settings(*, steps: int, batch_size: int, lr: float, momentum: float, weight_decay: float) -> None:
