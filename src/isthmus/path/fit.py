@@ -61,8 +61,8 @@ def fit_curve(
     statistics are not trained: those of the curve are interpolated, and ``scan_curve`` re-estimates them.
 
     All draws come from ``seed``: the same arguments give the same curve, as far as the model's own operations are
-    reproducible. ``model``, ``a``, ``b`` and the global random states come back untouched. 16-bit parameters are trained
-    in float32 and rounded at the end.
+    reproducible. ``model``, ``a``, ``b`` and the global random states come back untouched. 16-bit parameters are
+    trained in float32 and rounded at the end.
 
     Source: Garipov et al., "Loss Surfaces, Mode Connectivity, and Fast Ensembling of DNNs", arXiv 1802.10026, section 3
     and equation 2; the schedule is that of the authors' code.
