@@ -78,7 +78,7 @@ class TestNothingIsMissed:
         curve = bump(centre, width)
         alphas, values, _ = scan(curve, tol)
         assert missed(curve, alphas, values) <= tol
-        assert len(alphas) <= 60
+        assert len(alphas) <= 40
 
     @given(
         low=st.floats(0.07, 0.4),
@@ -90,6 +90,20 @@ class TestNothingIsMissed:
     def test_two_bumps_of_nearly_one_height(self, low, high, widths, height):
         def curve(x):
             return bump(low, widths[0])(x) + bump(high, widths[1], height)(x)
+
+        alphas, values, _ = scan(curve)
+        assert missed(curve, alphas, values) <= 1e-3
+
+    @given(
+        centre=st.floats(0.07, 0.93),
+        width=st.floats(2 * STEP, 0.3),
+        height=st.floats(0.2, 1.0),
+        middle=st.floats(0.2, 0.8),
+    )
+    @settings(max_examples=60, deadline=None)
+    def test_a_bump_on_a_hill(self, centre, width, height, middle):
+        def curve(x):
+            return normal(middle, 0.3)(x) + bump(centre, width, height)(x)
 
         alphas, values, _ = scan(curve)
         assert missed(curve, alphas, values) <= 1e-3

@@ -115,11 +115,12 @@ def scan(
             )
     except KeyboardInterrupt as error:
         raise KeyboardInterrupt(_kept(error, out / f"{name}.json", checkpoint)) from None
+    written = _write(result, out, name)
     if isinstance(result, PlaneResult):
         _print_plane(result)
     else:
         _print_path(result)
-    for path in _write(result, out, name):
+    for path in written:
         print(path)
 
 
@@ -208,18 +209,17 @@ def _print_path(result: PathResult) -> None:
 
 
 def _print_plane(result: PlaneResult) -> None:
-    title = "The plane through the base and both models, θ₀ + x (a − θ₀) + y (b − θ₀)"
+    splits = list(result.values)
+    chosen_on = "val" if "val" in splits else splits[0]
+    title = f"base + x (a − base) + y (b − base), best on {chosen_on}"
     grid = Table("split", "metric", title=title, title_justify="left", box=SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for header in (*result.models, "best", "at x", "at y"):
         grid.add_column(header, justify="right", no_wrap=True)
     for split, tables in result.model_values.items():
         for metric, values in tables.items():
-            if np.isfinite(result.values[split][metric]).any():
-                best = result.best(metric, split)
-                found = [f"{best.values[split][metric]:.4f}", f"{best.x:.2f}", f"{best.y:.2f}"]
-            else:
-                found = ["nan", "", ""]
-            grid.add_row(split, metric, *(f"{value:.4f}" for value in values), *found)
+            best = result.best(metric, chosen_on)
+            found = [f"{value:.4f}" for value in (*values, best.values[split][metric])]
+            grid.add_row(split, metric, *found, f"{best.x:.2f}", f"{best.y:.2f}")
     print_wide(grid)
     print(f"BatchNorm statistics: {result.choices['bn']}.")
 

@@ -34,6 +34,7 @@ COARSE_POINTS = 17  # equal steps at first; a bump two of them wide is seen by a
 SAFETY = 14.0
 MIN_STEP = 2.0**-20  # intervals are not divided below this, where float32 weights hardly differ
 INNER = np.linspace(0, 1, 17)[1:-1]  # where an interval's cubic is looked at
+CHOSEN = slice(2, -2)  # of these, what may become a point: very unequal neighbours would blow up the differences
 AIMS = ("barrier", "curve")
 
 
@@ -41,7 +42,7 @@ class Refinement(Iterator[float]):
     """The points of an adaptive scan, each chosen when the values at those before are known.
 
     After a coarse grid, the next point lies in the interval that can change the result most, until none can change it
-    by more than the tolerance: where the interval's cubic is highest ("barrier"), or in its middle ("curve").
+    by more than the tolerance: about where the interval's cubic is highest ("barrier"), or in its middle ("curve").
     """
 
     def __init__(
@@ -165,7 +166,8 @@ def gaps_between(alphas: Array, curves: Array, aim: str) -> tuple[Array, Array]:
     heights = np.concatenate([curves, curves - chord])
     between = np.concatenate([cubic, cubic - chord_inside])
     gaps = between.max(axis=2) + np.concatenate([error, error]) - heights.max(axis=1, keepdims=True)
-    return gaps, np.take_along_axis(np.broadcast_to(inside, between.shape), between.argmax(2)[:, :, None], 2)[:, :, 0]
+    highest = between[:, :, CHOSEN].argmax(axis=2)
+    return gaps, inside[:, CHOSEN][np.arange(len(alphas) - 1), highest]
 
 
 def _interpolated(alphas: Array, curves: Array) -> tuple[Array, Array, Array]:
