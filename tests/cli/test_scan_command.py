@@ -66,9 +66,9 @@ def test_the_plane_of_a_pair(pair_folder, tmp_path):
 
 def test_the_plane_of_two_files_needs_their_base(pair_folder):
     files = [pair_folder / "a.safetensors", pair_folder / "b.safetensors"]
-    options = ["--model", "mine:small", "--data", "digits", "--plane", "--points", 2]
-    Path("mine.py").write_text(
-        "from isthmus.train import MLP\ndef small(data):\n    return MLP(64, [8], 10, norm='layer')\n"
+    options = ["--model", "narrow:model", "--data", "digits", "--plane", "--points", 2]
+    Path("narrow.py").write_text(
+        "from isthmus.train import MLP\ndef model(data):\n    return MLP(64, [8], 10, norm='layer')\n"
     )
     code, _, err = run("scan", *files, *options)
     assert code == 1
@@ -124,7 +124,7 @@ def test_what_cannot_be_done_is_named(pair_folder, arguments, message):
 
 @pytest.mark.parametrize(("plane", "name"), [([], "path"), (["--plane"], "plane")])
 def test_an_interrupted_scan_goes_on_from_its_checkpoint(pair_folder, plane, name):
-    Path("interrupting.py").write_text(
+    Path("stopping.py").write_text(
         "import os\nfrom isthmus.train import MLP\n"
         "class Model(MLP):\n"
         "    calls = 0\n"
@@ -134,7 +134,7 @@ def test_an_interrupted_scan_goes_on_from_its_checkpoint(pair_folder, plane, nam
         "        return super().forward(x)\n"
         "def model(data):\n    return Model(64, [8], 10, norm='layer')\n"
     )
-    command = ["scan", pair_folder, "--model", "interrupting:model", *plane, "--points", 7, "--checkpoint", "kept"]
+    command = ["scan", pair_folder, "--model", "stopping:model", *plane, "--points", 7, "--checkpoint", "kept"]
     code, _, err = run(*command)
     assert code == 130
     first = found(name)
