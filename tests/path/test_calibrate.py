@@ -14,22 +14,26 @@ PLAIN, CHANNELS_LAST = torch.contiguous_format, torch.channels_last
 @pytest.mark.parametrize(
     ("each", "best"),
     [
-        ({}, 64),  # nothing is better
+        ({}, 64),
         ({32: 0.96, 128: 0.96}, 64),  # by less than 5 %
         ({32: 0.9}, 32),
-        ({32: 0.9, 16: 0.8, 8: 0.1}, 16),  # at most to a quarter
-        ({128: 0.9, 512: 0.1}, 128),  # 256 is no better, and the search ends
-        ({128: 0.9, 256: 0.8, 512: 0.1}, 256),
-        ({32: 0.9, 128: 0.1}, 32),  # the first direction that is better
+        ({32: 0.97, 16: 0.9, 8: 0.1}, 16),  # at most to a quarter
+        ({32: 0.9, 128: 0.8, 256: 0.1}, 128),  # at most to the double
     ],
 )
-def test_batch_sizes_move_while_that_is_faster(each, best):
+def test_batch_sizes_move_where_that_is_faster(each, best):
     assert calibrate.fastest(lambda size: size * each.get(size, 1.0), 64) == best
 
 
 def test_batch_sizes_are_at_least_one():
     assert calibrate.fastest(lambda size: size * (1.0 if size > 1 else 0.5), 2) == 1
     assert calibrate.fastest(lambda size: float(size), 1) == 1
+
+
+def test_the_fastest_of_several_passes_counts():
+    # Sizes 16, 32, 64 and 128 in turn; 32 needs the least in the second pass alone.
+    times = iter([16, 32, 64, 128, 16, 24, 64, 128, 16, 32, 64, 128])
+    assert calibrate.fastest(lambda size: next(times), 64) == 32
 
 
 def test_batches_start_with_what_fits_activations():
@@ -66,10 +70,10 @@ def run(model: nn.Module, clock: Clock, inputs: torch.Tensor, **options) -> Eval
 
 def test_large_batches_where_passes_cost_much(monkeypatch):
     model = nn.Linear(2**11, 2)  # 8 KiB an example: 1024 of them are 8 MiB
-    for per_pass, expected in ((1e3, 4096), (0.0, 1024)):
+    for per_pass, expected in ((1e3, 2048), (0.0, 1024)):
         clock = Clock(monkeypatch, per_pass, {PLAIN: 1.0})
         assert run(model, clock, torch.zeros(8 * 1024, 1).expand(-1, 2**11)).batch_size == expected
-        assert max(clock.sizes) <= 4096
+        assert max(clock.sizes) == 2048
 
 
 def test_little_data_is_not_measured(monkeypatch):

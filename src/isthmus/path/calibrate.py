@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 
@@ -12,13 +13,11 @@ from isthmus.norms import preserved_modes
 from isthmus.preserve import preserved_buffers
 
 # The largest output of a submodule stays within these bytes at first, by which a CPU keeps it in its cache and out of
-# fresh memory pages. A GPU wants more per kernel. Measurements then move the batch size by a factor of REACH at most,
-# which bounds the memory.
+# fresh memory pages. A GPU wants more per kernel. Measurements then at most double the batch size, which bounds memory.
 CPU_ACTIVATION_BYTES = 2**23
 GPU_ACTIVATION_BYTES = 2**26
 MAX_BATCH_SIZE = 1024  # before measuring
-REACH = 4
-PASSES = 3  # timed each; the fastest counts, which leaves out the first of a shape, when kernels are prepared
+PASSES = 3  # of each kind; the fastest counts, which leaves out the first of a shape, when kernels are prepared
 WORTH = 0.95  # a measured alternative is taken where it needs less than this of the time
 MIN_BATCHES = 8  # data of fewer batches does not repay measuring batch sizes
 
@@ -59,22 +58,22 @@ def batch_size(model: nn.Module, inputs: Tensor, start: int) -> int:
 
 
 def fastest(seconds: Callable[[int], float], start: int) -> int:
-    """Halve or double ``start`` while that saves 5 % of the time per example, to a quarter or four times it at most.
+    """A quarter, a half, all or the double of ``start``, whichever takes the least time per example.
+
+    Another than ``start`` must save 5 %.
 
     Args:
-        seconds: the time of a batch of so many examples.
+        seconds: the time of a batch of so many examples. It is asked for all sizes in turn, several times, and the
+            least of each counts.
         start: a power of two.
     """
-    best, least = start, seconds(start) / start
-    for smaller in (True, False):
-        while max(1, start // REACH) <= (size := best // 2 if smaller else best * 2) <= start * REACH:
-            each = seconds(size) / size
-            if each >= WORTH * least:
-                break
-            best, least = size, each
-        if best != start:
-            break
-    return best
+    sizes = [size for size in (start // 4, start // 2, start, start * 2) if size]
+    each = dict.fromkeys(sizes, math.inf)
+    for _ in range(PASSES):
+        for size in sizes:
+            each[size] = min(each[size], seconds(size) / size)
+    best = min(sizes, key=each.__getitem__)
+    return best if each[best] < WORTH * each[start] else start
 
 
 def memory_format(model: nn.Module, inputs: Tensor) -> torch.memory_format:
@@ -87,9 +86,10 @@ def memory_format(model: nn.Module, inputs: Tensor) -> torch.memory_format:
     convolves = any(isinstance(layer, nn.Conv2d) for layer in model.modules())
     if inputs.dim() != 4 or not inputs.is_floating_point() or not convolves or is_compiled(model):
         return torch.contiguous_format
-    formats = (torch.contiguous_format, torch.channels_last)
-    plain, channels_last = (_seconds(model, arranged(inputs, each)) for each in formats)
-    return torch.channels_last if channels_last < WORTH * plain else torch.contiguous_format
+    channels_last = arranged(inputs, torch.channels_last)
+    times = [(_seconds(model, inputs), _seconds(model, channels_last)) for _ in range(PASSES)]
+    plain, other = map(min, zip(*times, strict=True))
+    return torch.channels_last if other < WORTH * plain else torch.contiguous_format
 
 
 def in_faster_format(model: nn.Module, inputs: Tensor, size: int) -> Tensor:
@@ -113,13 +113,10 @@ def arranged(inputs: Tensor, memory_format: torch.memory_format) -> Tensor:
 
 
 def _seconds(model: nn.Module, inputs: Tensor) -> float:
-    """The time of the fastest of a few forward passes."""
-    times = []
-    for _ in range(PASSES):
-        start = clock(inputs.device)
-        model(inputs)
-        times.append(clock(inputs.device) - start)
-    return min(times)
+    """The time of a forward pass."""
+    start = clock(inputs.device)
+    model(inputs)
+    return clock(inputs.device) - start
 
 
 def _activation_bytes(model: nn.Module, inputs: Tensor) -> float:
