@@ -19,8 +19,8 @@ from .tasks import TASKS, Metric
 
 Data = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
 
-# As many bytes of outputs are scored together by our own metrics: they take a dozen small operations, which cost as much
-# for 256 rows of 10 logits as for 4096. Users' functions see each batch.
+# Our own metrics score as many bytes of outputs together: their dozen small operations cost as much for 256 rows of 10
+# logits as for 4096. Users' functions see each batch.
 SCORED_BYTES = 2**20
 
 Batches = Iterable[tuple[Tensor, Tensor]]

@@ -62,7 +62,7 @@ class SharedLayers:
     @property
     def active(self) -> bool:
         """Whether any call is remembered at all anchors."""
-        return any(self._complete(outputs) for calls in self._known.values() for outputs in calls.values())
+        return bool(self._remembered())
 
     @contextmanager
     def record(self, anchor: int) -> Iterator[None]:
@@ -81,7 +81,7 @@ class SharedLayers:
                 self._room -= outputs.nbytes
             return outputs
 
-        with self._replaced(forward):
+        with _replaced(self._layers, forward):
             yield
 
     @contextmanager
@@ -101,7 +101,7 @@ class SharedLayers:
                 combining[layer] += clock(self._device) - start
             return outputs
 
-        with self._replaced(forward):
+        with _replaced(self._remembered(), forward):
             yield
         if self._measuring:
             self._measuring = False
@@ -112,15 +112,21 @@ class SharedLayers:
     def _complete(self, known: list[Tensor]) -> bool:
         return len(known) == self._directions + 1
 
-    @contextmanager
-    def _replaced(self, forward: Forward) -> Iterator[None]:
-        for layer in self._layers:
-            layer.__dict__["forward"] = partial(forward, layer)  # an instance's attribute hides the method
-        try:
-            yield
-        finally:
-            for layer in self._layers:
-                del layer.__dict__["forward"]
+    def _remembered(self) -> list[nn.Module]:
+        """The layers of which any call is remembered at all anchors."""
+        return [layer for layer, calls in self._known.items() if any(map(self._complete, calls.values()))]
+
+
+@contextmanager
+def _replaced(layers: Sequence[nn.Module], forward: Forward) -> Iterator[None]:
+    """Have ``forward`` called in the place of the layers' own methods."""
+    for layer in layers:
+        layer.__dict__["forward"] = partial(forward, layer)  # an instance's attribute hides the method
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.__dict__["forward"]
 
 
 def _compute(layer: nn.Module, inputs: Tensor) -> Tensor:
