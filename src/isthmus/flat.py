@@ -221,6 +221,7 @@ class Binding:
         layout = Layout({canonical[key]: plain_tensor(value, key, name) for key, value in tensors.items()})
         flat.layout.check(layout, name=name, expected="the flat state")
         unique = {id(tensor): (canonical[key], tensor) for key, tensor in tensors.items()}
+        self._flat, self._keys = flat, [key for key, _ in unique.values()]
         for key, tensor in unique.values():
             if tensor.device != flat.device:
                 raise InputError(
@@ -233,12 +234,35 @@ class Binding:
                 tensor.data = flat[key]
         _versions.bind(tensor for tensor, _ in self._originals)
 
+    def check(self) -> None:
+        """Make sure that the module's tensors are still views of the state.
+
+        Raises:
+            InputError: a tensor's data was replaced, by ``tensor.data = ...``, ``module.half()`` or ``module.to(...)``.
+        """
+        if replaced := list(self._replaced()):
+            raise InputError(
+                f"the data of {replaced[0][0]!r} was replaced (by .data = ..., .half(), .to() or the like) while the "
+                "module is bound to a flat state, so that it no longer has the state's values; change values in "
+                "place, or work on a copy.deepcopy of the module."
+            )
+
     def undo(self) -> None:
         """Give the module its own tensors back; a second call does nothing."""
+        with torch.inference_mode(False):
+            for key, tensor in self._replaced():
+                tensor.data = self._flat[key]  # what was bound is unbound by its storage
         _versions.unbind(tensor for tensor, _ in self._originals)
         for tensor, data in self._originals:
             tensor.data = data
         self._originals = []
+
+    def _replaced(self) -> Iterator[tuple[str, Tensor]]:
+        """The tensors that are no longer views of the state."""
+        for key, (tensor, _) in zip(self._keys, self._originals, strict=False):  # no originals: already undone
+            view = self._flat[key]
+            if tensor.data_ptr() != view.data_ptr() or tensor.dtype != view.dtype:
+                yield key, tensor
 
     def __enter__(self) -> Binding:
         return self

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import functools
 import io
 import json
@@ -15,6 +16,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
+from torch.utils.data import DataLoader, TensorDataset
 
 from isthmus.errors import DependencyError, EvaluationError, FileError, InputError
 from isthmus.flat import FlatState
@@ -178,7 +180,7 @@ class TestCheckpoint:
             "splits.val.metrics.accuracy was .* and is null": {
                 "evaluate": {"val": Evaluator(examples(), metrics=["loss"])}
             },
-            'splits.val.metrics.loss was .*cross_entropy" and is': {
+            'splits.val.metrics.loss.name was .*cross_entropy" and is': {
                 "evaluate": {"val": Evaluator(examples(), loss=lambda outputs, targets: outputs.sum(1))}
             },
             'splits.val.autocast was null and is "bfloat16"': {
@@ -279,3 +281,79 @@ class TestProgress:
         monkeypatch.setitem(sys.modules, "rich.progress", None)
         with pytest.raises(DependencyError, match=r"A progress bar needs the package .*isthmus\[lab\]"):
             scan_line(*ends(), Counted(), 5, progress=True)
+
+
+def test_weights_that_one_evaluator_changes_are_written_again_for_the_next():
+    def pruned(model: nn.Module) -> float:
+        with torch.no_grad():
+            model.weight.zero_()
+        return 0.0
+
+    def weight(model: nn.Module) -> float:
+        return model.weight.item()
+
+    ends = [{"weight": torch.full((1, 1), value)} for value in (2.0, 4.0)]
+    result = scan_line(nn.Linear(1, 1, bias=False), *ends, {"pruned": pruned, "plain": weight}, 3)
+    assert result.values["plain"]["loss"].tolist() == [2.0, 3.0, 4.0]
+
+
+@pytest.mark.parametrize("replace", ["half", "data"])
+def test_an_evaluator_that_replaces_the_data_of_a_weight_is_named(replace):
+    def evaluate(model: nn.Module) -> float:
+        if replace == "half":
+            model.half().float()
+        else:
+            model.weight.data = model.weight.data / 2
+        return 0.0
+
+    model = nn.Linear(2, 2)
+    before = model.weight.detach().clone()
+    with pytest.raises(EvaluationError, match=r"data of 'weight' was replaced"):
+        scan_line(model, copy.deepcopy(model), copy.deepcopy(model), evaluate, 3)
+    assert torch.equal(model.weight, before)
+
+
+def test_callables_see_evaluation_mode_even_after_one_that_left_it():
+    modes = []
+
+    def train(model: nn.Module) -> float:
+        modes.append(model.training)
+        model.train()
+        return 0.0
+
+    model = nn.Linear(1, 1)
+    scan_line(model, copy.deepcopy(model), copy.deepcopy(model), {"first": train, "second": train}, 3)
+    assert modes == [False] * 6
+
+
+def test_a_shuffled_loader_of_bn_data_leaves_the_random_state():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    loader = DataLoader(TensorDataset(torch.randn(8, 2)), batch_size=4, shuffle=True)  # without targets
+    before = torch.get_rng_state()
+    result = scan_line(model, copy.deepcopy(model), copy.deepcopy(model), lambda m: 0.0, 3, bn_data=loader)
+    assert torch.equal(torch.get_rng_state(), before)
+    assert result.choices["bn_samples"] == 8
+
+
+def test_two_batches_as_bn_data_are_not_taken_for_inputs_and_targets():
+    model = nn.Sequential(nn.Linear(2, 3), nn.BatchNorm1d(3))
+    with pytest.raises(InputError, match=r"torch.cat joins batches"):
+        scan_line(model, model, model, lambda m: 0.0, 3, bn_data=[torch.randn(4, 2), torch.randn(4, 2)])
+
+
+def test_a_checkpoint_knows_the_architecture_and_the_functions(tmp_path):
+    def scaled(model: nn.Module, factor: float) -> float:
+        return factor
+
+    model = nn.Sequential(nn.Linear(2, 2), nn.ReLU())
+    ends = [copy.deepcopy(model.state_dict()) for _ in range(2)]
+    file = tmp_path / "scan.jsonl"
+    scan_line(model, *ends, functools.partial(scaled, factor=1.0), 3, checkpoint=file)
+    with pytest.raises(InputError, match="architecture"):
+        scan_line(
+            nn.Sequential(nn.Linear(2, 2), nn.Tanh()), *ends, functools.partial(scaled, factor=1.0), 3, checkpoint=file
+        )
+    with pytest.raises(InputError, match="function"):
+        scan_line(model, *ends, functools.partial(scaled, factor=2.0), 3, checkpoint=file)
+    with pytest.raises(InputError, match="function"):
+        scan_line(model, *ends, lambda m: 0.0, 3, checkpoint=file)

@@ -14,10 +14,11 @@ from typing import Any, Generic, TypeVar
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.utils.data import DataLoader, Dataset
 
 from isthmus import norms, ops
 from isthmus.errors import EvaluationError, InputError, warn
-from isthmus.flat import FlatState
+from isthmus.flat import Binding, FlatState
 from isthmus.merging.sources import Source
 from isthmus.preserve import preserved_buffers, preserved_model, preserved_random_states
 
@@ -106,6 +107,7 @@ class Walk(ABC, Generic[Point, Result]):
         inputs = self._bn_inputs
         return {
             "scan": type(self).__name__,
+            "architecture": repr(self.model),
             "models": self._digests,
             "splits": {split: evaluation(evaluate) for split, evaluate in self.splits.items()},
             "bn": self.bn,
@@ -135,24 +137,24 @@ class Walk(ABC, Generic[Point, Result]):
                 telling(self._progress) as tell,
                 preserved_random_states(),
                 preserved_model(self.model),
-                self.work.bind(self.model),
+                self.work.bind(self.model) as binding,
             ):
                 if self._bn_inputs is not None:
                     self._bn_inputs = calibrate.in_faster_format(self.model, self._bn_inputs, self._bn_batch_size)
                 remaining = iter(points)
                 for done, point in enumerate(remaining, start=1):
-                    self._visit(point, checkpoint)
+                    self._visit(point, binding, checkpoint)
                     tell(done, max(total, done + length_hint(remaining)), self.values[point])
         except BaseException as error:
             error.partial = self.result(complete=False)  # type: ignore[attr-defined]
             raise
         return self.result(complete=True)
 
-    def _visit(self, point: Point, checkpoint: Checkpoint | None) -> None:
+    def _visit(self, point: Point, binding: Binding, checkpoint: Checkpoint | None) -> None:
         """Evaluate a point, or take it from the checkpoint."""
         known = None if checkpoint is None else checkpoint.found.get(point)
         if known is None or self.remeasured(point):
-            finished = self._evaluate(point)
+            finished = self._evaluate(point, binding)
         else:
             finished = known
             for split, values in finished.values.items():
@@ -164,26 +166,39 @@ class Walk(ABC, Generic[Point, Result]):
         if checkpoint is not None and known is None:
             checkpoint.append(point, finished)
 
-    def _evaluate(self, point: Point) -> Finished:
+    def _evaluate(self, point: Point, binding: Binding) -> Finished:
         start = time.perf_counter()
-        self.write(point)
-        bn_seconds = None
-        if self._bn_inputs is not None:
-            before = time.perf_counter()
-            norms.reset_statistics(self.model, self._bn_inputs, self._bn_batch_size)
-            bn_seconds = time.perf_counter() - before
+        bn_seconds = self._prepare(point)
         values = {}
+        prepared = self._writes()
         for split, evaluate in self.splits.items():
+            if self._writes() != prepared:  # by the evaluator before: this one must not see it
+                self._prepare(point)
+                prepared = self._writes()
             self.model.eval()
             try:
                 values[split] = self.measure(split, evaluate, point)
                 self._check(split, values[split])
+                binding.check()
             except Exception as error:
                 raise EvaluationError(
                     f"the evaluator of split {split!r} failed at {self.name(point)} ({type(error).__name__}: {error}); "
                     "the attribute partial of this error has the points before."
                 ) from error
         return Finished(values, time.perf_counter() - start, bn_seconds)
+
+    def _prepare(self, point: Point) -> float | None:
+        """Write the weights and statistics of a point; returns the time that the statistics took, if any."""
+        self.write(point)
+        if self._bn_inputs is None:
+            return None
+        start = time.perf_counter()
+        norms.reset_statistics(self.model, self._bn_inputs, self._bn_batch_size)
+        return time.perf_counter() - start
+
+    def _writes(self) -> int:
+        """A number that grows whenever a parameter is written to in place."""
+        return sum(parameter._version for parameter in self.model.parameters())
 
     def name(self, point: Point) -> str:
         """What error messages call a point."""
@@ -232,13 +247,32 @@ def _bn_policy(model: nn.Module, bn: str, bn_data: object) -> str:
         raise InputError("bn='reset' needs training data to estimate statistics from; pass bn_data=.")
     if bn == "auto" and has_norms and bn_data is None:
         warn(
-            "The model has BatchNorm layers and bn_data= is not given, so their running statistics are interpolated "
-            "like weights; between the ends that can cost most of the accuracy. Pass training data as bn_data=, or "
-            "bn='keep'."
+            "The model has BatchNorm layers and bn_data= is not given, so their running statistics are not those of "
+            "the models that are evaluated: between models they are interpolated like weights, around one they stay "
+            "its own. That can cost most of the accuracy. Pass training data as bn_data=, or bn='keep'."
         )
     return "reset" if has_norms and bn != "keep" and bn_data is not None else "keep"
 
 
 def _bn_inputs(data: Data | Tensor, device: torch.device) -> Tensor:
-    inputs = data if isinstance(data, Tensor) else materialise(data)[0]
+    """The inputs of ``data``, whose items or batches may have no targets."""
+    if isinstance(data, Tensor):
+        inputs = data
+    elif isinstance(data, DataLoader):
+        with preserved_random_states():  # it may shuffle
+            inputs = torch.cat([_first(batch) for batch in data])
+    elif isinstance(data, Dataset):
+        inputs = torch.stack([_first(data[i]) for i in range(len(data))])  # type: ignore[arg-type]
+    elif all(isinstance(part, Tensor) and part.is_floating_point() and part.dim() > 1 for part in data):
+        raise InputError(
+            "bn_data holds several tensors of floats: are they batches of inputs, or inputs and targets? Pass the "
+            "inputs alone as one tensor; torch.cat joins batches."
+        )
+    else:
+        inputs = materialise(data)[0]
     return inputs.to(device)
+
+
+def _first(item: Any) -> Tensor:
+    inputs: Tensor = item if isinstance(item, Tensor) else item[0]
+    return inputs
