@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -75,6 +76,23 @@ def test_score_of_outputs_is_the_evaluation():
     evaluator = Evaluator((INPUTS, TARGETS), batch_size=2)
     model = nn.Linear(2, 3)
     assert evaluator.score(evaluator.outputs(model)) == pytest.approx(evaluator(model), rel=1e-6)
+
+
+def test_known_outputs_are_scored_in_the_batches_of_a_call():
+    # Mean weighted by class in each batch, which is no mean over samples of the data.
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0]))
+    evaluator = Evaluator((INPUTS, TARGETS), loss=weighted, metrics=["loss"], batch_size=2)
+    expected = sum(len(t) * weighted(x, t).item() for x, t in zip(INPUTS.split(2), TARGETS.split(2), strict=True)) / 5
+    assert evaluator(nn.Identity())["loss"] == pytest.approx(expected)
+    assert evaluator.score(INPUTS) == evaluator(nn.Identity())
+    assert expected != pytest.approx(weighted(INPUTS, TARGETS).item(), rel=1e-3)
+
+
+def test_there_is_no_barrier_between_a_model_and_itself_by_any_metric():
+    weighted = nn.CrossEntropyLoss(weight=torch.tensor([1.0, 5.0]))
+    model = nn.Linear(2, 2)
+    result = scan_line(model, model, model, Evaluator((INPUTS, TARGETS), loss=weighted, batch_size=2), 5)
+    assert len(set(result.values["data"]["loss"].tolist())) == 1
 
 
 def test_own_metrics_per_sample_or_as_a_batch_mean():
@@ -287,6 +305,12 @@ def test_bad_data_is_named(data, message):
 def test_bad_options_are_named():
     with pytest.raises(InputError, match="batch_size"):
         Evaluator((INPUTS, TARGETS), batch_size=0)
+    with pytest.raises(InputError, match=r"batch_size .* an integer of at least 1, got 2\.5"):
+        Evaluator((INPUTS, TARGETS), batch_size=2.5)
+    with pytest.raises(InputError, match="loss= is given, and metrics= leaves it out, which measures other"):
+        Evaluator((INPUTS, TARGETS), loss=cross_entropy, metrics={"other": accuracy})
+    with pytest.raises(InputError, match="which measures accuracy"):
+        Evaluator((INPUTS, TARGETS), loss=cross_entropy, metrics=["accuracy"])
     with pytest.raises(InputError, match="'precision'; known by name are loss, accuracy"):
         Evaluator((INPUTS, TARGETS), metrics=["loss", "precision"])
     with pytest.raises(InputError, match="at least one metric"):
@@ -299,6 +323,21 @@ def test_bad_options_are_named():
         Evaluator((INPUTS, TARGETS), share_first_layer="always")
     with pytest.raises(InputError, match=r"'odd' returned shape \(2,\)"):
         Evaluator((INPUTS, TARGETS), metrics={"odd": lambda o, t: o[0]})(nn.Identity())
+
+
+def test_any_integer_is_a_batch_size():
+    evaluator = Evaluator((INPUTS, TARGETS), batch_size=np.int64(2))
+    assert evaluator(nn.Identity()) == Evaluator((INPUTS, TARGETS), batch_size=2)(nn.Identity())
+    assert type(evaluator.choices()["batch_size"]) is int
+
+
+@pytest.mark.parametrize("samples", [2, 5])  # of 2 classes; as many samples would broadcast
+def test_accuracy_wants_class_indices(samples):
+    soft = torch.full((samples, 2), 0.5)
+    with pytest.raises(InputError, match=rf"targets of shape \({samples}, 2\).*metrics=\['loss'\]"):
+        Evaluator((INPUTS[:samples], soft))(nn.Identity())
+    found = Evaluator((torch.zeros(samples, 2), soft), metrics=["loss"])(nn.Identity())
+    assert found == {"loss": pytest.approx(math.log(2))}
 
 
 def test_models_that_do_not_return_one_tensor_are_named():

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Literal
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, Dataset, default_collate
@@ -73,11 +74,13 @@ class Evaluator:
                 predicted (after the end of a sequence, for example); pass ``(tokens, tokens)`` if all are.
             task: what "loss" and "accuracy" mean: "classification" (``cross_entropy`` and ``accuracy``), "regression"
                 (``squared_error``; no accuracy) or "language_modelling" (``token_cross_entropy``, ``token_accuracy``).
-            loss: what "loss" means instead.
+            loss: what "loss" means instead; not together with a mapping of ``metrics``, which can name it itself.
             metrics: names out of "loss" and "accuracy", by default all that the task has; or a mapping from any name
                 to a function. A function takes the outputs and targets of a batch of k samples and returns values of
                 shape (k, ...), of which those beyond the first axis are averaged per sample; or their mean over the
                 batch as a 0-dim tensor; or values and weights of one shape, whose weighted mean over the data counts.
+                A 0-dim value counts by the batch's samples, so unless it weighs them equally it depends on the batch
+                size; where they have weights (the classes of ``torch.nn.CrossEntropyLoss(weight)``), return those.
             unpack: takes the tensor of outputs, shape (k, ...), out of what the model returns. By default that is the
                 tensor itself, or the attribute ``logits`` of what Hugging Face models return.
             batch_size: examples per forward pass; by default decided by ``calibrate``.
@@ -89,20 +92,21 @@ class Evaluator:
                 where that is faster, True wherever it is possible, or False. Memory is limited either way.
 
         Raises:
-            InputError: the data is empty or cannot be understood, an option is unknown or out of range.
+            InputError: the data is empty or cannot be understood, an option is unknown or out of range, or ``loss`` is
+                given and nothing is measured by it.
         """
         inputs, targets = materialise(data)
         if memory_format is not None:
             inputs = calibrate.arranged(inputs, memory_format)
         device = inputs.device if device is None else torch.device(device)
-        if batch_size is not None and batch_size < 1:
-            raise InputError(f"batch_size of an Evaluator must be at least 1, got {batch_size}.")
+        if batch_size is not None and not (isinstance(batch_size, int | np.integer) and batch_size >= 1):
+            raise InputError(f"batch_size of an Evaluator must be an integer of at least 1, got {batch_size!r}.")
         if share_first_layer not in (True, False, "auto"):
             raise InputError(f"share_first_layer={share_first_layer!r} is unknown; it is 'auto', True or False.")
         self.inputs = inputs.to(device)
         self.targets = targets.to(device)
         self.metrics = _metrics(task, metrics, loss)
-        self.batch_size = batch_size
+        self.batch_size = None if batch_size is None else int(batch_size)
         self.memory_format = memory_format
         self.dtype = dtype
         self.share_first_layer = share_first_layer
@@ -134,12 +138,12 @@ class Evaluator:
         """
         self.calibrate(model)
         with self._inference(model, self.dtype):
-            return torch.cat([outputs for outputs, _ in self._batches(model)])
+            return torch.cat(list(self._outputs(model)))
 
     def score(self, outputs: Tensor) -> dict[str, float]:
-        """The metrics of outputs that are known already, as ``outputs(model)`` returns them."""
+        """The metrics of outputs that are known, as ``outputs(model)`` returns them; in the batches of a call."""
         with torch.inference_mode():
-            return self._mean([(outputs, self.targets)])
+            return self._mean(self._batches(torch.split(outputs, self.batch_size or len(self))))
 
     def autocast_difference(self, model: nn.Module, values: Mapping[str, float]) -> dict[str, float]:
         """What autocast changed: ``values``, the metrics found under it, minus those in the model's own dtype."""
@@ -178,7 +182,7 @@ class Evaluator:
     def _evaluate(self, model: nn.Module, dtype: torch.dtype | None) -> dict[str, float]:
         self.calibrate(model)
         with self._inference(model, dtype):
-            return self._mean(self._batches(model))
+            return self._mean(self._batches(self._outputs(model)))
 
     @contextmanager
     def _inference(self, model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
@@ -199,13 +203,17 @@ class Evaluator:
                 "make its first operation work out of place (inplace=False)."
             )
 
-    def _batches(self, model: nn.Module) -> Batches:
+    def _outputs(self, model: nn.Module) -> Iterator[Tensor]:
+        """What the model returns, batch by batch."""
+        return (self._forward(model, inputs) for inputs in torch.split(self.inputs, self.batch_size or len(self)))
+
+    def _batches(self, batches: Iterable[Tensor]) -> Batches:
         """Outputs and targets, batch by batch, or small ones of several batches together."""
         pending: list[Tensor] = []
         done = 0
-        for inputs in torch.split(self.inputs, self.batch_size or len(self)):
-            pending.append(self._forward(model, inputs))
-            done += len(inputs)
+        for batch in batches:
+            pending.append(batch)
+            done += len(batch)
             if done == len(self) or sum(outputs.nbytes for outputs in pending) >= self._scored_bytes:
                 outputs = pending[0] if len(pending) == 1 else torch.cat(pending)
                 yield outputs, self.targets[done - len(outputs) : done]
@@ -302,6 +310,11 @@ def _metrics(task: str, metrics: Iterable[str] | Mapping[str, Metric] | None, lo
         chosen = {name: known[name] for name in names}
     if not chosen:
         raise InputError("an Evaluator needs at least one metric, got none.")
+    if loss is not None and (isinstance(metrics, Mapping) or "loss" not in chosen):
+        raise InputError(
+            f"loss= is given, and metrics= leaves it out, which measures {', '.join(chosen)}; leave out loss=, or have "
+            'it measured: by its name, "loss", in a list, or as a function of the mapping.'
+        )
     return chosen
 
 

@@ -45,7 +45,16 @@ def accuracy(outputs: Tensor, targets: Tensor) -> Tensor:
 
     Returns:
         Booleans of the shape of ``targets``.
+
+    Raises:
+        InputError: there is not one target per prediction; broadcasting would compare every sample with every other.
     """
+    if outputs.dim() < 2 or targets.shape != outputs.shape[:1] + outputs.shape[2:]:
+        raise InputError(
+            f"accuracy compares logits of shape {tuple(outputs.shape)} with targets of shape {tuple(targets.shape)}, "
+            "expected (n, classes, ...) and class indices of shape (n, ...); where targets are probabilities of the "
+            "classes, measure the loss alone (metrics=['loss']), or pass class indices (targets.argmax(1))."
+        )
     largest, index = outputs.max(dim=1)
     return (index == targets) & ~largest.isnan()
 
