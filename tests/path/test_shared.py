@@ -31,6 +31,25 @@ class Branches(nn.Module):
         return self.left(x) * self.right(x) + self.left(self.scale * x) + self.head(self.head.weight[:1] * x)
 
 
+class Changing(nn.Module):
+    """Changes the weight of its first layer before each call of it, or between two."""
+
+    def __init__(self, change, calls: int = 1) -> None:
+        super().__init__()
+        self.first, self.head, self.change, self.calls = nn.Linear(WIDTH, 8), nn.Linear(8, 4), change, calls
+
+    def forward(self, x):
+        x = x.flatten(1)
+        hidden = self.first(x) if self.calls == 2 else 0
+        with torch.no_grad():
+            self.change(self.first)
+        return self.head(hidden + self.first(x))
+
+
+def normalise(layer: nn.Linear) -> None:
+    layer.weight.data.div_(layer.weight.norm(dim=1, keepdim=True))
+
+
 def sequential(first: nn.Module, *rest: nn.Module) -> nn.Sequential:
     return nn.Sequential(first, *rest, nn.Flatten(), nn.LazyLinear(4))
 
@@ -48,6 +67,9 @@ UNSHARED = {
     "weight norm": lambda: nn.Sequential(nn.Flatten(), parametrizations.weight_norm(nn.Linear(WIDTH, 4))),
     "old weight norm": lambda: nn.Sequential(nn.Flatten(), nn.utils.weight_norm(nn.Linear(WIDTH, 4))),
     "subclass": lambda: nn.Sequential(nn.Flatten(), type("Own", (nn.Linear,), {})(WIDTH, 4)),
+    "normalised by hand": lambda: Changing(normalise),
+    "normalised in place": lambda: Changing(lambda layer: layer.weight.div_(layer.weight.norm())),
+    "bias changed": lambda: Changing(lambda layer: layer.bias.abs_().sqrt_()),
     "compiled": lambda: torch.compile(nn.Sequential(nn.Flatten(), nn.Linear(WIDTH, 4)), backend="eager"),
 }
 
@@ -93,6 +115,41 @@ def test_what_cannot_be_shared_is_computed(name):
     assert np.array_equal(with_sharing.values["data"]["loss"], without.values["data"]["loss"])
 
 
+@pytest.mark.parametrize("offset", [0.0, 100.0])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("scale", [1.0, 1e4])
+def test_rounding_is_no_reason_to_compute(offset, dtype, scale):
+    layers, inputs = [nn.Linear(1000, 64).to(dtype) for _ in range(2)], (torch.rand(50, 1000) + offset).to(dtype)
+    known = shared.SharedLayers(layers[0], inputs, directions=1, measured=False)
+    ends = [layer.weight.detach().clone() * scale for layer in layers]
+    with torch.no_grad():
+        for anchor, coordinate in enumerate((0.0, 1.0, -1.5)):
+            layers[0].weight.copy_(ends[0] + coordinate * (ends[1] - ends[0]))
+            with known.record(anchor) if anchor < 2 else known.combine([coordinate]):
+                layers[0](inputs)
+    assert known.active
+
+
+def test_weights_that_change_between_two_calls_are_found():
+    models = three(lambda: Changing(normalise, calls=2))
+    with_sharing, without = scan(models, share=True), scan(models, share=False)
+    assert layer_of(with_sharing) == "computed"
+    np.testing.assert_allclose(with_sharing.values["data"]["loss"], without.values["data"]["loss"], rtol=2e-6)
+
+
+def test_a_small_change_of_the_weights_is_found():
+    layer, inputs = nn.Linear(WIDTH, 8), data()[0].flatten(1)
+    known = shared.SharedLayers(layer, inputs, directions=1, measured=False)
+    with torch.no_grad():
+        for anchor in (0, 1):
+            with known.record(anchor):
+                layer(inputs)
+        layer.weight.mul_(1 + 1e-3)
+        with known.combine([0.5]):
+            assert torch.equal(layer(inputs), nn.functional.linear(inputs, layer.weight, layer.bias))
+    assert not known.active
+
+
 def test_autocast_is_never_shared():
     assert layer_of(scan(three(MODELS["mlp"]), share=True, dtype=torch.bfloat16)) == "computed"
 
@@ -106,7 +163,7 @@ def test_matrix_products_are_saved(monkeypatch):
 
     monkeypatch.setattr(nn.Linear, "forward", counting)
     scan(models, share=True)
-    assert calls.count(WIDTH) == 3 * 2  # three batches at each end
+    assert calls.count(WIDTH) == 3 * 3  # three batches at each end, and at the midpoint, where combining is checked
     assert calls.count(32) == 3 * 11
 
 
@@ -142,6 +199,9 @@ def test_outputs_on_a_plane_are_combined_from_three():
             layer.weight.copy_(weight)
             with known.record(anchor):
                 layer(inputs[:50])
+        layer.weight.copy_(weights[0] + weights[1] + weights[2])
+        with known.combine([1.0, 1.0]):  # the first, which is checked
+            torch.testing.assert_close(layer(inputs[:50]) - layer.bias, inputs[:50] @ layer.weight.T)
         layer.weight.fill_(torch.nan)
         with known.combine([-0.5, 2.0]):
             found = layer(inputs[:50])
@@ -168,7 +228,7 @@ def test_planes_and_random_lines_share_too(name, monkeypatch):
     with_sharing = PLANES[name](models, True)
     batches, anchors = 3, 2 if name == "random line" else 3
     marked = len(getattr(with_sharing, "models", ["the model, an anchor"])) if anchors == 3 else 0
-    assert calls.count(WIDTH) == batches * (anchors + marked)
+    assert calls.count(WIDTH) == batches * (anchors + marked + 1)  # at one point combining is checked
     without = PLANES[name](models, False)
     assert (layer_of(with_sharing), layer_of(without)) == ("shared", "computed")
     loss, expected = with_sharing.values["data"]["loss"], without.values["data"]["loss"]

@@ -15,10 +15,24 @@ of losses stay below 1e-6 in float32 where coordinates are of order 1).
 No analysis of the model is needed. During the evaluation of an anchor, each call of an affine layer on a view of the
 evaluator's own data is remembered; such an input depends on no parameter, whatever the model does before or after.
 Elsewhere, calls on the same view are answered from memory, all others are computed.
+
+A forward pass that changes the layer's weights before it calls it, to a norm for example, makes outputs that are not
+affine. Therefore the first combined evaluation computes each call too. Where an output z differs by more than rounding
+can, the layer is computed, then and everywhere else:
+
+.. math::
+
+    \lvert z_\text{combined} - z_\text{computed} \rvert \le 4 u \, (1 + \textstyle\sum_k \lvert x_k \rvert)
+    \max_k \lVert z_k \rVert_\infty, \qquad u = \sqrt n \, \varepsilon,
+
+with n inputs per output, :math:`\varepsilon` the spacing of the weight's dtype at 1, and :math:`z_k` what is
+remembered, the outputs at the origin and their differences. On other devices than a CPU, where PyTorch lets float32
+convolutions multiply in TF32, their u is larger by :math:`2^{-11}`.
 """
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -29,9 +43,11 @@ from torch import Tensor, nn
 
 from .calibrate import clock, is_compiled
 
-AFFINE = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)
+CONVOLUTIONS = (nn.Conv1d, nn.Conv2d, nn.Conv3d)
+AFFINE = (nn.Linear, *CONVOLUTIONS)
 MIN_FAN_IN = 128  # below about 50 products per output, combining two remembered outputs costs as much as computing one
 MEMORY_LIMIT = 2**29  # bytes of remembered outputs; what comes after is computed
+TF32 = 2.0**-11  # how exact factors of products in TF32 are
 
 Forward = Callable[[nn.Module, Tensor], Tensor]
 
@@ -56,8 +72,8 @@ class SharedLayers:
         self._directions = directions
         self._room = MEMORY_LIMIT
         self._known: dict[nn.Module, dict[object, list[Tensor]]] = {layer: {} for layer in self._layers}
-        self._measuring = measured
-        self._computing: dict[nn.Module, float] = defaultdict(float)  # seconds at the last anchor
+        self._measured = measured
+        self._checked = False  # whether a combined evaluation was compared with a computed one
 
     @property
     def active(self) -> bool:
@@ -71,12 +87,9 @@ class SharedLayers:
         def forward(layer: nn.Module, inputs: Tensor) -> Tensor:
             if inputs.untyped_storage().data_ptr() != self._storage:
                 return _compute(layer, inputs)
-            start = clock(self._device)
             outputs = _compute(layer, inputs)
             known = self._known[layer].setdefault(_call(inputs), [])
             if len(known) == anchor and outputs.nbytes <= self._room:
-                if anchor == self._directions:
-                    self._computing[layer] += clock(self._device) - start
                 known.append(outputs - known[0] if known else outputs.clone())  # which the model may write into
                 self._room -= outputs.nbytes
             return outputs
@@ -87,27 +100,30 @@ class SharedLayers:
     @contextmanager
     def combine(self, coordinates: Sequence[float]) -> Iterator[None]:
         """Answer remembered calls for the model at ``coordinates``, one per direction."""
-        combining: dict[nn.Module, float] = defaultdict(float)
+        gains: dict[nn.Module, float] = defaultdict(float)  # seconds that combining saves; -inf where it is wrong
 
         def forward(layer: nn.Module, inputs: Tensor) -> Tensor:
             known = self._known[layer].get(_call(inputs), [])
             if not self._complete(known):
                 return _compute(layer, inputs)
-            start = clock(self._device) if self._measuring else 0.0
-            outputs = torch.add(known[0], known[1], alpha=coordinates[0])
-            for difference, coordinate in zip(known[2:], coordinates[1:], strict=True):
-                outputs.add_(difference, alpha=coordinate)
-            if self._measuring:
-                combining[layer] += clock(self._device) - start
-            return outputs
+            if self._checked:
+                return _combination(known, coordinates)
+            start = clock(self._device)
+            combined = _combination(known, coordinates)
+            between = clock(self._device)
+            computed = _compute(layer, inputs)
+            gains[layer] += clock(self._device) - between - (between - start)
+            if _agree(combined, computed, _rounding(layer) * _scale(known, coordinates)):
+                return combined
+            gains[layer] = -math.inf
+            return computed
 
         with _replaced(self._remembered(), forward):
             yield
-        if self._measuring:
-            self._measuring = False
-            for layer, seconds in combining.items():
-                if seconds >= self._computing[layer]:
-                    self._known[layer].clear()
+        self._checked = True
+        for layer, gain in gains.items():
+            if gain == -math.inf or (self._measured and gain <= 0):
+                self._known[layer].clear()
 
     def _complete(self, known: list[Tensor]) -> bool:
         return len(known) == self._directions + 1
@@ -132,6 +148,33 @@ def _replaced(layers: Sequence[nn.Module], forward: Forward) -> Iterator[None]:
 def _compute(layer: nn.Module, inputs: Tensor) -> Tensor:
     outputs: Tensor = type(layer).forward(layer, inputs)
     return outputs
+
+
+def _combination(known: Sequence[Tensor], coordinates: Sequence[float]) -> Tensor:
+    """The outputs at ``coordinates``."""
+    outputs = torch.add(known[0], known[1], alpha=coordinates[0])
+    for difference, coordinate in zip(known[2:], coordinates[1:], strict=True):
+        outputs.add_(difference, alpha=coordinate)
+    return outputs
+
+
+def _agree(combined: Tensor, computed: Tensor, bound: float) -> bool:
+    """Whether no element differs by more than ``bound``; one that is not finite does."""
+    return combined.dtype == computed.dtype and bool(((combined - computed).abs() <= bound).all())
+
+
+def _scale(known: Sequence[Tensor], coordinates: Sequence[float]) -> float:
+    """How large the numbers are that are added up, rounding and all."""
+    return (1 + sum(map(abs, coordinates))) * max(float(outputs.abs().max()) for outputs in known)
+
+
+def _rounding(layer: nn.Module) -> float:
+    """The relative difference that rounding can make; see above."""
+    weight = layer.get_parameter("weight")
+    unit = math.sqrt(weight[0].numel()) * torch.finfo(weight.dtype).eps
+    if weight.device.type != "cpu" and weight.dtype == torch.float32 and isinstance(layer, CONVOLUTIONS):
+        unit += TF32
+    return 4 * unit
 
 
 def _call(inputs: Tensor) -> object:
