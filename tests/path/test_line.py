@@ -18,7 +18,7 @@ from isthmus import norms
 from isthmus.errors import EvaluationError, FileError, InputError, IsthmusWarning
 from isthmus.flat import FlatState
 from isthmus.io import save_state
-from isthmus.path import Evaluator, PathResult, metrics, scan_line
+from isthmus.path import Evaluator, PathResult, accuracy, cross_entropy, metrics, scan_line
 
 
 class Scalar(nn.Module):
@@ -341,6 +341,54 @@ def test_correctness_disagreement_ensemble_and_cka():
     assert result.ensemble["test"]["loss"] == pytest.approx(-mixture[range(50), targets].log().mean().item(), rel=1e-5)
     assert result.cka["test"] == pytest.approx(metrics.linear_cka(*hidden), rel=1e-5)
     assert result.choices["splits"]["test"]["cka_samples"] == 50
+
+
+def test_the_loss_of_an_ensemble_is_told_where_it_compares_with_the_ends():
+    def ensemble(**options):
+        return scan_line(mlp(3), mlp(1), mlp(2), Evaluator(data(), **options), 3).ensemble["data"]
+
+    both = ensemble()
+    smooth = torch.nn.CrossEntropyLoss(label_smoothing=0.1)
+    assert ensemble(loss=smooth) == ensemble(metrics=["accuracy"]) == {"accuracy": both["accuracy"]}
+    assert ensemble(metrics={"loss": cross_entropy, "accuracy": accuracy}) == both
+
+
+def test_the_ensemble_of_a_model_with_itself_is_the_model_where_targets_are_ignored():
+    inputs, targets = data()
+    targets[::3] = -100
+    model = mlp(1)
+    result = scan_line(mlp(3), model, model, Evaluator((inputs, targets)), 3)
+    ends = {name: values[0] for name, values in result.values["data"].items()}
+    assert result.ensemble["data"] == pytest.approx(ends, rel=1e-6)
+
+
+def test_outputs_of_dense_predictions_are_not_kept(monkeypatch):
+    inputs = torch.randn(40, 2, 6)
+    evaluator = Evaluator((inputs, torch.randint(3, (40, 6))), batch_size=8)
+    models = [nn.Conv1d(2, 3, 1) for _ in range(3)]
+    monkeypatch.setattr(evaluator, "outputs", None)
+    result = scan_line(*models, evaluator, 3)
+    assert result.values["data"]["accuracy"][0] == evaluator(models[1])["accuracy"]
+    assert result.ensemble == result.disagreement == result.correct == {}
+
+
+def test_functions_see_models_in_evaluation_mode_whatever_ran_before():
+    seen = []
+
+    def first(model):
+        seen.append([module.training for module in model.modules()])
+        model.train()
+        return 0.0
+
+    def second(model):
+        seen.append([module.training for module in model.modules()])
+        return 0.0
+
+    model = mlp(0)
+    scan_line(model, mlp(1), mlp(2), {"train": first, "test": second}, 3)
+    assert len(seen) == 6
+    assert not any(map(any, seen))
+    assert model.training
 
 
 def test_base_gives_the_cosine_of_task_vectors():

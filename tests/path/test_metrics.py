@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isthmus.path import metrics
+from isthmus.path import Evaluator, metrics
 
 ALPHAS = [0.0, 0.25, 0.5, 0.75, 1.0]
 LOSSES = [1.0, 4.0, 3.0, 2.5, 2.0]  # mean of the ends 1.5, chord 1, 1.25, 1.5, 1.75, 2
@@ -91,6 +91,15 @@ def test_distances_by_hand():
     assert found["task_cosine"] == pytest.approx(-1 / math.sqrt(10))
 
 
+def test_complex_elements_count_in_both_parts():
+    a, b = [torch.tensor([3j, 1.0])], [torch.tensor([4.0, 1 + 1j])]  # (0, 3, 1, 0) and (4, 0, 1, 1)
+    found = metrics.distances(a, b, [torch.zeros(2, dtype=torch.complex64)])
+    assert found["l2"] == pytest.approx(math.sqrt(16 + 9 + 1))
+    assert (found["task_norm_a"], found["task_norm_b"]) == pytest.approx((math.sqrt(10), math.sqrt(18)))
+    assert found["cosine"] == found["task_cosine"] == pytest.approx(1 / math.sqrt(180))
+    assert found["relative"] == pytest.approx(math.sqrt(26) / 180**0.25)
+
+
 def test_distances_from_a_model_of_zeros_have_no_direction():
     found = metrics.distances([torch.zeros(2)], [torch.ones(2)])
     assert found["l2"] == pytest.approx(math.sqrt(2))
@@ -110,6 +119,17 @@ def test_ensemble_averages_probabilities_not_logits():
     assert found["loss"] == pytest.approx(-math.log(0.7), rel=1e-6)
     assert found["accuracy"] == 1
     assert metrics.ensemble([half, sure], torch.tensor([1]))["accuracy"] == 0
+
+
+def test_ensemble_is_averaged_like_an_evaluation():
+    torch.manual_seed(0)
+    outputs, targets = torch.randn(6, 3), torch.tensor([0, 1, -100, 2, -100, 1])
+    outputs[3, 0] = math.nan
+    one = metrics.ensemble([outputs, outputs], targets)  # of two equal models, which are their ensemble
+    assert one == pytest.approx(Evaluator((outputs, targets))(torch.nn.Identity()), nan_ok=True)
+    outputs[3, 0] = 0.0
+    one = metrics.ensemble([outputs, outputs], targets)
+    assert one == pytest.approx(Evaluator((outputs, targets))(torch.nn.Identity()))
 
 
 def test_ensemble_of_impossible_logits_stays_finite():

@@ -12,14 +12,15 @@ from torch import Tensor, nn
 
 from isthmus import merging
 from isthmus.errors import InputError
-from isthmus.flat import FlatState, canonical_keys
+from isthmus.flat import FlatState
 from isthmus.merging.sources import Source
 
 from . import metrics
 from .affine_walk import AffineWalk
+from .directions import parameter_keys
 from .evaluate import Evaluator
 from .result import PathResult
-from .tasks import accuracy
+from .tasks import accuracy, cross_entropy
 from .walk import Evaluate, versions
 
 if TYPE_CHECKING:
@@ -86,14 +87,15 @@ class LineWalk(AffineWalk[float, PathResult]):
         """Evaluate an end or the midpoint, where outputs are kept for more than their metrics."""
         evaluator.calibrate(self.model)  # its forward passes are none of those recorded and captured below
         compared = alpha != MIDPOINT
-        classifies = evaluator.metrics.get("accuracy") is accuracy
+        # Dense predictions, one for each pixel or token, are too many to keep.
+        classifies = evaluator.metrics.get("accuracy") is accuracy and evaluator.targets.dim() == 1
         with (
             self._sharing(split, evaluator, alpha),
             _captured(self._layer if compared else None, min(len(evaluator), CKA_SAMPLES)) as features,
         ):
             outputs = evaluator.outputs(self.model) if classifies else None
             values = evaluator(self.model) if outputs is None else evaluator.score(outputs)
-        if outputs is not None and evaluator.targets.dim() == 1:
+        if outputs is not None:
             self._correct.setdefault(split, {})[alpha] = accuracy(outputs, evaluator.targets)
         if compared:
             self._compare(split, evaluator, alpha, outputs, torch.cat(features) if features else None)
@@ -110,7 +112,10 @@ class LineWalk(AffineWalk[float, PathResult]):
         outputs_a, representation_a = self._outputs_a.pop(split)
         if outputs_a is not None and outputs is not None:
             self._disagreement[split] = metrics.disagreement(outputs_a, outputs)
-            self._ensemble[split] = metrics.ensemble([outputs_a, outputs], evaluator.targets)
+            ensemble = metrics.ensemble([outputs_a, outputs], evaluator.targets)
+            if evaluator.metrics.get("loss") is not cross_entropy:
+                del ensemble["loss"]  # which would look like one to compare with the ends'
+            self._ensemble[split] = ensemble
         if representation_a is not None and representation is not None:
             self._cka[split] = metrics.linear_cka(representation_a, representation)
 
@@ -154,8 +159,7 @@ class LineWalk(AffineWalk[float, PathResult]):
 
 def _distances(model: nn.Module, a: FlatState, b: FlatState, base: FlatState | None) -> dict[str, float]:
     """Distances over the model's parameters; buffers are no directions of training."""
-    own = canonical_keys(model.state_dict(keep_vars=True))
-    keys = [own[key] for key, _ in model.named_parameters() if key in own]
+    keys = parameter_keys(model)
     return metrics.distances(
         [a[key] for key in keys], [b[key] for key in keys], None if base is None else [base[key] for key in keys]
     )

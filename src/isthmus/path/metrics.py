@@ -17,6 +17,10 @@ from numpy.typing import ArrayLike, NDArray
 from torch import Tensor
 from torch.nn import functional
 
+from isthmus.merging.companions import to_compute
+
+from .tasks import accuracy, cross_entropy
+
 Array = NDArray[np.float64]
 
 
@@ -85,8 +89,15 @@ def integral(values: ArrayLike, positions: ArrayLike) -> float:
     return float(np.diff(points) @ (heights[:-1] + heights[1:]) / 2 / (points[-1] - points[0]))
 
 
+def inner(x: Tensor, y: Tensor) -> float:
+    r"""The real inner product :math:`\operatorname{Re} \sum_i \bar x_i y_i` of two tensors of one shape, in float64."""
+    return float(torch.vdot(to_compute(x).flatten(), to_compute(y).flatten()).real)
+
+
 def distances(a: Sequence[Tensor], b: Sequence[Tensor], base: Sequence[Tensor] | None = None) -> dict[str, float]:
     r"""How far apart two models are, over all elements of their tensors, in float64.
+
+    A complex element counts as its real and its imaginary part.
 
     Args:
         a: the tensors of model A.
@@ -100,13 +111,16 @@ def distances(a: Sequence[Tensor], b: Sequence[Tensor], base: Sequence[Tensor] |
         ``task_cosine``: :math:`\cos(A - \theta_0, B - \theta_0)`, with the norms ``task_norm_a`` and ``task_norm_b``.
         NaN where a vector of norm 0 is divided by.
     """
-    squared = sum(float((x.double() - y.double()).square().sum()) for x, y in zip(a, b, strict=True))
+    squared = 0.0
+    for x, y in zip(a, b, strict=True):
+        difference = to_compute(x) - to_compute(y)
+        squared += inner(difference, difference)
     norm_a, norm_b, cosine = _cosine(a, b)
     scale = math.sqrt(norm_a * norm_b)
     result = {"l2": math.sqrt(squared), "relative": math.sqrt(squared) / scale if scale else math.nan, "cosine": cosine}
     if base is not None:
-        task_a = [x.double() - o.double() for x, o in zip(a, base, strict=True)]
-        task_b = [x.double() - o.double() for x, o in zip(b, base, strict=True)]
+        task_a = [to_compute(x) - to_compute(o) for x, o in zip(a, base, strict=True)]
+        task_b = [to_compute(x) - to_compute(o) for x, o in zip(b, base, strict=True)]
         result["task_norm_a"], result["task_norm_b"], result["task_cosine"] = _cosine(task_a, task_b)
     return result
 
@@ -127,7 +141,8 @@ def ensemble(outputs: Sequence[Tensor], targets: Tensor) -> dict[str, float]:
     r"""Loss and accuracy of the ensemble of m models, :math:`p = \frac1m \sum_k \mathrm{softmax}(z_k)`.
 
     Source: Lakshminarayanan et al., "Simple and Scalable Predictive Uncertainty Estimation using Deep Ensembles",
-    arXiv 1612.01474, section 2.4. Computed as a log-mean-exp in float64.
+    arXiv 1612.01474, section 2.4. Computed as a log-mean-exp in float64, and averaged over samples as an ``Evaluator``
+    does: a target of -100 has loss 0 and is not predicted.
 
     Args:
         outputs: logits of each model, shape (n, classes, ...).
@@ -139,8 +154,8 @@ def ensemble(outputs: Sequence[Tensor], targets: Tensor) -> dict[str, float]:
     logs = torch.stack([functional.log_softmax(z.double(), dim=1) for z in outputs])
     mixture = logs.logsumexp(0) - math.log(len(outputs))
     return {
-        "loss": float(functional.nll_loss(mixture, targets)),
-        "accuracy": float((mixture.argmax(1) == targets).double().mean()),
+        "loss": float(cross_entropy(mixture, targets).mean()),
+        "accuracy": float(accuracy(mixture, targets).double().mean()),
     }
 
 
@@ -187,10 +202,10 @@ def _cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[float, float, flo
     """Both norms and the cosine of the angle."""
     dot = squared_a = squared_b = 0.0
     for x, y in zip(a, b, strict=True):
-        x, y = x.double().flatten(), y.double().flatten()
-        dot += float(x @ y)
-        squared_a += float(x @ x)
-        squared_b += float(y @ y)
+        x, y = to_compute(x), to_compute(y)
+        dot += inner(x, y)
+        squared_a += inner(x, x)
+        squared_b += inner(y, y)
     scale = math.sqrt(squared_a) * math.sqrt(squared_b)
     return math.sqrt(squared_a), math.sqrt(squared_b), dot / scale if scale else math.nan
 
