@@ -237,6 +237,11 @@ class TestScanLine:
         assert PathResult.from_json(result.to_json()).choices["adaptive"] == told
         assert scan_line(Curve(), Curve(), Curve(1.0), lambda m: 0.0, 3).choices["adaptive"] is None
 
+    def test_numbers_of_numpy_are_written_as_numbers(self):
+        result = scan_models(lambda m: 0.0, max_points=np.int64(50), tol=np.float64(0.5))
+        told = json.loads(result.to_json())["choices"]["adaptive"]
+        assert (told["max_points"], told["tol"]) == (50, 0.5)
+
     def test_every_split_counts(self):
         evaluate = {
             "val": lambda m: float(normal(0.3, 0.1)(m.w.item())),
@@ -269,7 +274,10 @@ class TestScanLine:
         assert (np.setdiff1d(result.alphas, np.arange(17) / 16) < 0.5).all()
         assert math.isnan(result.summary["data"]["other"].barrier)
         assert not math.isnan(result.choices["adaptive"]["bound"])
-        result = scan_models(lambda m: math.inf if m.w.item() == 0.5 else 0.0)
+
+    def test_no_curve_without_nan_warns(self):
+        with pytest.warns(IsthmusWarning, match="stopped at its first 17 points: every curve of loss has a value"):
+            result = scan_models(lambda m: math.inf if m.w.item() == 0.5 else 0.0)
         assert len(result.alphas) == 17
         assert math.isnan(result.choices["adaptive"]["bound"])
         assert result.summary["data"]["loss"].barrier == math.inf
@@ -343,7 +351,7 @@ class TestScanLine:
             scan_models(lambda m: 0.0, **options)
 
     def test_other_words_are_named(self):
-        with pytest.raises(InputError, match="alphas='adaptiv' is unknown; give 'adaptive'"):
+        with pytest.raises(InputError, match="alphas='adaptiv', expected one of: 'adaptive', a number of points"):
             scan_line(Curve(), Curve(), Curve(), lambda m: 0.0, "adaptiv")
 
 

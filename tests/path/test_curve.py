@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader, TensorDataset
 
 import isthmus
 from isthmus import norms
-from isthmus.errors import EvaluationError, FileError, InputError
+from isthmus.errors import EvaluationError, FileError, InputError, IsthmusWarning
 from isthmus.flat import FlatState
 from isthmus.io import save_state
 from isthmus.path import Curve, Evaluator, PathResult, fit_curve, scan_curve, scan_line
@@ -490,6 +490,27 @@ def test_an_error_leaves_what_was_done(tmp_path):
     )
     with pytest.raises(InputError, match="kind was"):
         scan_curve(Point(0.0), curve("polygon", [0.0], [3.0], [4.0]), fail, checkpoint=path)
+
+
+def test_an_adaptive_scan_finds_the_highest_place():
+    """On a Bezier curve from 0 over 3 to 1, w(t) = 6 t (1 - t) + t^2 is highest at t = 3/5: 9/5, 6/5 above the chord.
+
+    Above the chord it is 5 t (1 - t), highest in the middle: 5/4.
+    """
+    c = curve("bezier", [0.0], [3.0], [1.0])
+    result = scan_curve(Point(0.0), c, weight, "adaptive", tol=1e-3)
+    assert result.summary["data"]["loss"].barrier == pytest.approx(1.8 - 0.5, abs=1e-3)
+    assert result.summary["data"]["loss"].linear_barrier == pytest.approx(1.25, abs=1e-3)
+    told = result.choices["adaptive"]
+    assert told["points"] == len(result.alphas) == len(result.positions) < 24
+    assert 0 <= told["bound"] <= 1e-3
+    assert result.positions.tolist() == c.positions(result.alphas).tolist()
+    with pytest.warns(IsthmusWarning, match="stopped at 18 points"):
+        scan_curve(Point(0.0), c, weight, "adaptive", tol=1e-9, refine="curve", max_points=18)
+    with pytest.raises(InputError, match="max_points=3"):
+        scan_curve(Point(0.0), c, weight, "adaptive", max_points=3)
+    with pytest.raises(InputError, match="alphas='dense', expected one of: 'adaptive'"):
+        scan_curve(Point(0.0), c, weight, "dense")
 
 
 def test_places_beyond_the_ends():

@@ -291,6 +291,8 @@ class TestPrincipalDirections:
         with pytest.raises(InputError, match="do not span 2 dimensions"):
             principal_directions(states, ["w"])
         with pytest.raises(InputError, match=r"\(there are 1 besides the last\)"):
-            principal_directions(states[:2], ["w"])
+            principal_directions(states[:2], ["w"], center=False)
+        with pytest.raises(InputError, match=r"\(there are 2 besides the last, and taking off their mean costs one\)"):
+            principal_directions(states[:3], ["w"])
         with pytest.raises(InputError, match="do not span"):
             principal_directions([states[1]] * 4, ["w"])

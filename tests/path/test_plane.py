@@ -311,6 +311,8 @@ class TestWeights:
             scan_plane(mlp(0), base, a, lambda m: 0.0)
         with pytest.raises(InputError, match="different names"):
             scan_plane(mlp(0), base, [a, a], lambda m: 0.0, names=("A", "A", "B"))
+        with pytest.raises(InputError, match="different names"):
+            scan_plane(mlp(0), base, [a, a], lambda m: 0.0, names=("A", "B", "C", "C"))
         with pytest.raises(InputError, match="'tasks' is unknown"):
             scan_plane(mlp(0), base, [a, a], lambda m: 0.0, coordinates="tasks")
         for grid in ((1, 5), (5,), 5, (2.5, 3), (3, 3, 3)):
@@ -377,6 +379,8 @@ class TestWhatHappensOnTheWay:
                 scan()
             partial = caught.value.partial
             assert list(partial.rows()) == []
+            with pytest.raises(InputError, match="the result has no points"):
+                partial.plot()
             assert type(partial).from_json(partial.to_json()).to_json() == partial.to_json()
 
     def test_progress_counts_all_points(self):
@@ -435,6 +439,8 @@ class TestRandomPlane:
         expected = ops.weighted_sum([own["1.weight"], first["1.weight"], second["1.weight"]], [1.0, 0.5, -0.5])
         assert sum(torch.equal(state["1.weight"], expected) for state in seen) == 1
         assert all(torch.equal(state["1.bias"], own["1.bias"]) for state in seen)
+        numpy_seed = random_plane(model, lambda m: 0.0, (2, 2), seed=np.int64(5), exclude="1d", distance=0.5)
+        assert json.loads(numpy_seed.to_json())["choices"]["seed"] == 5
         assert result.choices | {"seed": 5, "exclude": "1d", "normalization": "filter"} == result.choices
 
     def test_buffers_do_not_move(self):
@@ -475,10 +481,15 @@ class TestRandomLine:
     def test_the_model_is_always_a_point(self, alphas, expected):
         assert random_line(Vector(1.0, 1.0, 1.0), lambda m: 0.0, alphas, distance=3).alphas.tolist() == expected
 
-    @pytest.mark.parametrize("alphas", [1, [math.nan], [[1.0]]])
+    @pytest.mark.parametrize("alphas", [1, [math.nan], [[1.0]], "adaptive", None])
     def test_bad_alphas_are_named(self, alphas):
         with pytest.raises(InputError, match="alphas"):
             random_line(Vector(1.0, 1.0, 1.0), lambda m: 0.0, alphas)
+
+    @pytest.mark.parametrize("distance", [0, -1.0, math.nan, math.inf])
+    def test_bad_distances_are_named(self, distance):
+        with pytest.raises(InputError, match=f"distance={distance}"):
+            random_line(Vector(1.0, 1.0, 1.0), lambda m: 0.0, distance=distance)
 
     def test_files_and_figure(self, tmp_path):
         result = random_line(Vector(1.0, 2.0, 2.0), {"a": lambda m: 1.0, "b": lambda m: math.nan}, 5)
@@ -492,6 +503,8 @@ class TestRandomLine:
         (axes,) = result.plot()
         assert [line.get_label() for line in axes.lines[:2]] == ["a", "b"]
         assert axes.get_xlabel() == "α (0: the model)"
+        (axes,) = result.plot(split="b")
+        assert [line.get_label() for line in axes.lines[:-1]] == ["b"]
 
 
 class TestTrajectoryPlane:
@@ -512,13 +525,22 @@ class TestTrajectoryPlane:
         assert result.model_values["data"]["loss"].tolist() == [1]
         assert result.choices["center"] is False
 
+    def test_four_checkpoints_span_a_plane(self):
+        """Differences to the last of (2, 0), (-2, 0) and (0, 3): off their mean (0, 1), variances of 8 and 6."""
+        checkpoints = [Vector(*w, 0.0) for w in ((2.0, 0.0), (-2.0, 0.0), (0.0, 3.0), (0.0, 0.0))]
+        result = trajectory_plane(Vector(), checkpoints, squared_distance(0, 0, 0), (2, 2))
+        assert result.explained.tolist() == pytest.approx([8 / 14, 6 / 14])
+        assert np.allclose(np.abs(result.trajectory), [[2, 0], [2, 0], [0, 3], [0, 0]], atol=1e-12)
+
     def test_what_spans_no_plane_is_named(self):
-        with pytest.raises(InputError, match="at least three"):
-            trajectory_plane(Vector(), self.checkpoints[:2], lambda m: 0.0)
+        with pytest.raises(InputError, match="at least four checkpoints, or of three with center=False"):
+            trajectory_plane(Vector(), self.checkpoints, lambda m: 0.0)
+        with pytest.raises(InputError, match="at least four checkpoints, or of three with center=False"):
+            trajectory_plane(Vector(), self.checkpoints[:2], lambda m: 0.0, center=False)
         with pytest.raises(InputError, match="do not span 2 dimensions"):
             trajectory_plane(Vector(), [self.checkpoints[0]] * 4, lambda m: 0.0)
         with pytest.raises(InputError, match=r"checkpoints\[1\] does not have"):
-            trajectory_plane(Vector(), [Vector(), mlp(0), Vector()], lambda m: 0.0)
+            trajectory_plane(Vector(), [Vector(), mlp(0), Vector(), Vector()], lambda m: 0.0)
 
 
 def result(**fields) -> PlaneResult:
@@ -641,5 +663,7 @@ class TestPlot:
             result().plot(metrics=["f1"])
         with pytest.raises(InputError, match="no metric 'accuracy'"):
             result().plot(metrics=["accuracy"], split="test")
+        with pytest.raises(InputError, match="no split 'train'; it has val, test"):
+            result().plot(split="train")
         with pytest.raises(InputError, match="is finite; there is nothing to draw"):
             result(values={"val": {"loss": np.full((2, 3), math.nan)}}).plot()

@@ -149,10 +149,18 @@ class TestPlot:
         assert result().plot(single, metrics=["accuracy"]) == [single]
         assert single.get_ylabel() == "accuracy"
 
+    def test_one_split(self):
+        (loss,) = result().plot(split="test")
+        assert [text.get_text() for text in loss.get_legend().get_texts()] == ["test: gain +nan, barrier nan"]
+        assert loss.lines[0].get_ydata()[[0, 2]].tolist() == [2, 6]
+
     def test_what_cannot_be_drawn_is_named(self):
         with pytest.raises(InputError, match="'f1'; it has loss, accuracy"):
             result().plot(metrics=["f1"])
         with pytest.raises(InputError, match="got 1 axes for the metrics loss, accuracy"):
             result().plot(mpl.figure.Figure().subplots(), metrics=["loss", "accuracy"])
-        with pytest.raises(InputError, match="none"):
-            result(values={}).plot()
+        with pytest.raises(InputError, match="no split 'train'; it has val, test"):
+            result().plot(split="train")
+        for split in (None, "val"):
+            with pytest.raises(InputError, match="the result has no points"):
+                result(values={}).plot(split=split)

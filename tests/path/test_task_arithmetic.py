@@ -288,6 +288,22 @@ def test_batch_norm_statistics_are_those_of_the_base_or_of_data():
     assert torch.allclose(seen[0]["1.running_mean"], sequential(3)[0](inputs).mean(0), atol=1e-6)
 
 
+def test_how_long_statistics_took():
+    models, tasks = (
+        [sequential(1), sequential(2)],
+        {"one": lambda m: {"accuracy": 1.0}, "two": lambda m: {"accuracy": 1}},
+    )
+    options = {"base": sequential(3), "scaling_factors": [0.0, 1.0], "select_on": "test"}
+    result = scan_task_arithmetic(sequential(0), models, tasks, bn_data=torch.randn(50, 6), **options)
+    assert result.bn_seconds.shape == result.seconds.shape == (1, 2)
+    assert ((result.bn_seconds > 0) & (result.bn_seconds < result.seconds)).all()
+    back = TaskArithmeticResult.from_json(result.to_json())
+    assert back.bn_seconds.tolist() == result.bn_seconds.tolist()
+    kept = scan_task_arithmetic(sequential(0), models, tasks, bn="keep", **options)
+    assert kept.bn_seconds is None
+    assert TaskArithmeticResult.from_json(kept.to_json()).bn_seconds is None
+
+
 def test_sources_and_model_come_back(tmp_path):
     model, base, models = Table(BASE), Table(BASE), [added(A), added(B)]
     save_state(tmp_path / "b.safetensors", models[1].state_dict())
@@ -334,6 +350,8 @@ def test_an_error_leaves_what_was_done():
     with pytest.raises(EvaluationError, match="failed at the model of task 'one'") as caught:
         scan({"one": at_once, "two": samples(0)})
     assert caught.value.partial.best is None
+    with pytest.raises(InputError, match="the result has no merges"):
+        caught.value.partial.plot()
     assert list(caught.value.partial.rows()) == []
     assert TaskArithmeticResult.from_json(caught.value.partial.to_json()).best is None
 
@@ -441,6 +459,10 @@ def test_what_cannot_be_scanned():
     for factors in ([], [math.nan], 0.5):
         with pytest.raises(InputError, match="expected a list of finite numbers"):
             scan_nothing(scaling_factors=factors)
+    with pytest.raises(InputError, match="metric='loss' is a loss"):
+        scan_nothing(metric="loss")
+    with pytest.raises(InputError, match="a task is called 'mean'"):
+        scan({"one": never, "mean": never})
     with pytest.raises(EvaluationError, match="expected 'f1' among them"):
         scan(metric="f1")
     with pytest.raises(InputError, match="model 2 does not have the tensors of the model"):

@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 from isthmus.errors import InputError
 
 from .line_walk import MIDPOINT, A, B
+from .points import equally_spaced
 from .progress import Values
 
 Array = NDArray[np.float64]
@@ -82,7 +83,7 @@ class Refinement(Iterator[float]):
         self._metrics = tuple(metrics)
         self._scores = frozenset(higher_is_better)
         self._max_points = max_points
-        grid: list[float] = (np.arange(COARSE_POINTS) / (COARSE_POINTS - 1)).tolist()
+        grid: list[float] = equally_spaced(A, B, COARSE_POINTS).tolist()
         self._coarse = [*(alpha for alpha in reversed(grid) if alpha not in (A, MIDPOINT, B)), MIDPOINT, B, A]
         self._open = 0
 

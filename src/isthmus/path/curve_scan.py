@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, Literal
 
 from torch import Tensor, nn
 
@@ -13,7 +13,7 @@ from isthmus.errors import InputError
 
 from .curve import Curve, point_weights
 from .evaluate import Data
-from .line import line_points
+from .line import line_points, run_line
 from .line_walk import MIDPOINT, A, B, LineWalk
 from .result import PathResult
 from .walk import Evaluate, Progress
@@ -63,8 +63,12 @@ def scan_curve(
     model: nn.Module,
     curve: Curve,
     evaluate: Evaluate | Mapping[str, Evaluate],
-    alphas: int | Sequence[float] = 21,
+    alphas: int | Sequence[float] | Literal["adaptive"] = 21,
     *,
+    tol: float = 1e-3,
+    refine: Literal["barrier", "curve"] = "barrier",
+    refine_by: Sequence[str] = ("loss",),
+    max_points: int = 201,
     bn: str = "auto",
     bn_data: Data | Tensor | None = None,
     bn_batch_size: int = 256,
@@ -88,7 +92,11 @@ def scan_curve(
         curve: a ``Curve``, as ``fit_curve`` returns it.
         evaluate: an evaluator, or a mapping from the names of splits to such.
         alphas: the number of t, equally spaced from 0 to 1; or the t themselves, in [0, 1]. 0, 1/2 and 1 are added
-            where they are missing.
+            where they are missing. "adaptive": as many as ``tol`` asks for, as for ``scan_line``.
+        tol: how exact an adaptive scan is, as for ``scan_line``.
+        refine: what it is that is within ``tol``: "barrier" or "curve".
+        refine_by: the metrics that count for that.
+        max_points: an adaptive scan has at most as many points, and warns if they do not suffice.
         bn: "auto", "keep" or "reset"; "keep" combines running statistics like weights.
         bn_data: training data for their re-estimation.
         bn_batch_size: examples per forward pass of it.
@@ -102,10 +110,13 @@ def scan_curve(
         InputError: the curve does not have the model's tensors, or an argument is out of range.
         FileError: the checkpoint cannot be read or written.
         EvaluationError: an evaluator raised; ``partial`` has the points before.
+
+    Warns:
+        IsthmusWarning: as for ``scan_line``.
     """
     points = line_points(alphas)
-    if points[0] < 0 or points[-1] > 1:
-        raise InputError(f"alphas from {points[0]} to {points[-1]} leave the curve, which runs from t = 0 to t = 1.")
+    if points is not None and (min(points) < A or max(points) > B):
+        raise InputError(f"alphas from {min(points)} to {max(points)} leave the curve, which runs from t = 0 to t = 1.")
     walk = CurveWalk(
         *(model, curve, evaluate),
         representation=representation,
@@ -117,5 +128,11 @@ def scan_curve(
         progress=progress,
         checkpoint=checkpoint,
     )
-    order = [A, B, MIDPOINT, *(t for t in points if t not in (A, B, MIDPOINT))]
-    return walk.run(order, len(order))
+    return run_line(
+        *(walk, points),
+        tol=tol,
+        refine=refine,
+        refine_by=refine_by,
+        higher_is_better=higher_is_better,
+        max_points=max_points,
+    )

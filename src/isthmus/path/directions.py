@@ -33,10 +33,15 @@ CHUNK = 2**20  # elements of each checkpoint that products are computed from at 
 TRANSPOSED = (nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
 
 
+def canonical_parameters(model: nn.Module) -> dict[str, nn.Parameter]:
+    """The parameters of ``model`` by their canonical keys, tied ones once, in its own order."""
+    own = canonical_keys(model.state_dict(keep_vars=True))
+    return {own[key]: parameter for key, parameter in model.named_parameters() if key in own}
+
+
 def parameter_keys(model: nn.Module) -> list[str]:
     """The canonical keys of the parameters of ``model``, tied ones once, in its own order."""
-    own = canonical_keys(model.state_dict(keep_vars=True))
-    return [own[key] for key, _ in model.named_parameters() if key in own]
+    return list(canonical_parameters(model))
 
 
 def dot(a: FlatState, b: FlatState, keys: Sequence[str]) -> float:
@@ -270,10 +275,12 @@ def principal_directions(
     variances, vectors = variances[::-1], vectors[:, ::-1]
     if n < count or not variances[count - 1] > 1e-12 * variances[0]:
         raise InputError(
-            f"the checkpoints do not span {count} dimensions (there are {n} besides the last); give more of them, or "
-            "some that do not lie on a line."
+            f"the checkpoints do not span {count} dimensions (there are {n} besides the last"
+            + (", and taking off their mean costs one" if center else "")
+            + "); give more of them, or some that do not lie on a line."
         )
-    combinations = mean_off @ vectors[:, :count] / np.sqrt(variances[:count])  # of the rows of M, (n, count)
+    # of the rows of M, (n, count); H leaves these vectors as they are, because their eigenvalues are not 0
+    combinations = vectors[:, :count] / np.sqrt(variances[:count])
     coordinates = gram @ combinations
     signs = np.sign(coordinates[np.abs(coordinates).argmax(axis=0), range(count)])
     combinations, coordinates = combinations * signs, coordinates * signs

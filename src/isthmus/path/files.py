@@ -133,8 +133,11 @@ class Recorded(ABC):
 
 
 def jsonable(value: Any) -> Any:
-    """``value`` with arrays and tuples as lists, and NaN and infinities as the strings that ``float`` reads."""
-    if isinstance(value, np.ndarray):
+    """``value`` as JSON knows it.
+
+    Arrays and tuples are lists, NumPy's numbers are Python's, and NaN and infinities strings that ``float`` reads.
+    """
+    if isinstance(value, np.ndarray | np.generic):
         return jsonable(value.tolist())
     if isinstance(value, Mapping):
         return {key: jsonable(item) for key, item in value.items()}

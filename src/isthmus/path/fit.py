@@ -15,11 +15,12 @@ from torch.utils.data import DataLoader
 
 from isthmus import merging, ops
 from isthmus.errors import InputError
-from isthmus.flat import FlatState, canonical_keys
+from isthmus.flat import FlatState
 from isthmus.merging.sources import Source
 from isthmus.preserve import preserved_model, preserved_random_states
 
 from .curve import Curve, check_kind, combine, point_weights
+from .directions import canonical_parameters
 from .evaluate import Data, materialise
 from .progress import telling
 from .sources import load_source
@@ -154,8 +155,7 @@ class _Bend:
         ]
         self._kind, self._backend = kind, backend
         self._gradient = FlatState.zeros(self.work.layout, device=self.work.device)
-        canonical = canonical_keys(model.state_dict(keep_vars=True))
-        named = {canonical[name]: parameter for name, parameter in model.named_parameters() if name in canonical}
+        named = canonical_parameters(model)
         self.parameters = tuple(named)
         self._trained = {key: parameter for key, parameter in named.items() if parameter.requires_grad}
         if not self._trained:

@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Mapping, Sequence
 from typing import Literal
 
-import numpy as np
 from torch import Tensor, nn
 
-from isthmus.errors import InputError, warn
+from isthmus.errors import warn
 from isthmus.merging.sources import Source
 
 from .adaptive import COARSE_POINTS, Refinement
 from .evaluate import Data
 from .line_walk import MIDPOINT, A, B, LineWalk
+from .points import scan_points
 from .result import PathResult
 from .walk import Evaluate, Progress
+
+ADAPTIVE = "adaptive"
+MARKS = (A, B, MIDPOINT)  # evaluated first, because results are measured by them
 
 
 def scan_line(
@@ -97,12 +101,10 @@ def scan_line(
         EvaluationError: an evaluator raised; ``partial`` has the points before.
 
     Warns:
-        IsthmusWarning: an adaptive scan reached ``max_points``, or the resolution of the weights, before ``tol``; or
-            running statistics are kept for lack of ``bn_data``.
+        IsthmusWarning: an adaptive scan reached ``max_points``, or the resolution of the weights, before ``tol``, or
+            found values that are not finite on every curve; or running statistics are kept for lack of ``bn_data``.
     """
-    if isinstance(alphas, str) and alphas != "adaptive":
-        raise InputError(f"alphas={alphas!r} is unknown; give 'adaptive', a number of points or the points themselves.")
-    points = None if isinstance(alphas, str) else line_points(alphas)
+    points = line_points(alphas)
     walk = LineWalk(
         *(model, a, b, evaluate),
         base=base,
@@ -115,8 +117,40 @@ def scan_line(
         progress=progress,
         checkpoint=checkpoint,
     )
+    return run_line(
+        *(walk, points),
+        tol=tol,
+        refine=refine,
+        refine_by=refine_by,
+        higher_is_better=higher_is_better,
+        max_points=max_points,
+    )
+
+
+def line_points(alphas: int | Sequence[float] | str) -> list[float] | None:
+    """The points of a scan in the order of evaluation, ends and midpoint first; None if it is adaptive."""
+    if isinstance(alphas, str) and alphas == ADAPTIVE:
+        return None
+    points = scan_points(alphas, A, B, MARKS, words=[ADAPTIVE])
+    return [*MARKS, *(alpha for alpha in points if alpha not in MARKS)]
+
+
+def run_line(
+    walk: LineWalk,
+    points: list[float] | None,
+    *,
+    tol: float,
+    refine: str,
+    refine_by: Sequence[str],
+    higher_is_better: Sequence[str],
+    max_points: int,
+) -> PathResult:
+    """Evaluate what ``line_points`` returned; if that is None, as many points as ``Refinement`` asks for.
+
+    Other arguments, errors and warnings are as in ``scan_line``.
+    """
     if points is not None:
-        return walk.run([A, B, MIDPOINT, *(alpha for alpha in points if alpha not in (A, B, MIDPOINT))], len(points))
+        return walk.run(points, len(points))
     walk.refinement = Refinement(
         walk.values,
         tol=tol,
@@ -126,26 +160,17 @@ def scan_line(
         max_points=max_points,
     )
     result = walk.run(walk.refinement, COARSE_POINTS)
-    if (bound := walk.refinement.bound) > tol:
+    bound = walk.refinement.bound
+    if math.isnan(bound):
+        warn(
+            f"The adaptive scan stopped at its first {len(result.alphas)} points: every curve of {', '.join(refine_by)}"
+            " has a value that is not finite, so that nothing tells where more are needed. Give a number of points, or "
+            "other metrics as refine_by=."
+        )
+    elif bound > tol:
         warn(
             f"The adaptive scan stopped at {len(result.alphas)} points with the {refine} known to about {bound:.2g}, "
             f"not to tol={tol:g}. Give a larger tol= or max_points= (it is {max_points}), or smoother metrics as "
             "refine_by=."
         )
     return result
-
-
-def line_points(alphas: int | Sequence[float]) -> list[float]:
-    """The points of a scan, increasing, ends and midpoint among them; see ``scan_line``."""
-    if isinstance(alphas, int | np.integer):
-        if alphas < 2:
-            raise InputError(f"alphas={alphas} points do not reach from end to end; give at least 2.")
-        given = np.arange(alphas, dtype=np.float64) / (alphas - 1)
-    else:
-        try:
-            given = np.asarray(alphas, dtype=np.float64)
-        except (TypeError, ValueError):
-            given = np.array(np.nan)
-        if given.ndim != 1 or not np.isfinite(given).all():
-            raise InputError("alphas must be a number of points or a sequence of finite numbers.")
-    return sorted({*given.tolist(), A, MIDPOINT, B})

@@ -18,7 +18,8 @@ from . import metrics
 from .directions import dot, norm, parameter_keys, principal_directions, random_directions
 from .evaluate import Data
 from .plane_result import PlaneResult
-from .plane_walk import Plane, PlaneWalk, equally_spaced
+from .plane_walk import Plane, PlaneWalk
+from .points import equally_spaced
 from .walk import Evaluate, Progress
 
 Array = NDArray[np.float64]
@@ -66,7 +67,8 @@ def scan_plane(
     Each :math:`\theta(x, y)` is one weighted sum of the three models, in one pass over the flat buffer that the model's
     parameters and buffers are views of; where a model lies it is that model to the bit. Running statistics go along as
     entries like others, unless they are re-estimated (``bn=``): beyond the triangle of the models a running variance
-    can become negative, and the loss NaN, which is recorded like any value. Integer entries must be equal.
+    can become negative, and the loss NaN, which is recorded like any value. Integer
+    entries must be equal, BatchNorm's counters of batches aside, which are the base's everywhere.
 
     The three models are always evaluated, also where the grid does not meet them. All of them, ``model`` and the global
     random states come back untouched, also after an error or an interrupt; the exception's attribute ``partial`` then
@@ -101,8 +103,10 @@ def scan_plane(
     """
     if coordinates not in ("task", "metric"):
         raise InputError(f"coordinates={coordinates!r} is unknown; they are 'task' or 'metric'.")
-    if isinstance(models, str | nn.Module | Mapping) or len(models) != 2 or len(set(names)) != 3:
-        raise InputError("a plane is spanned by a base and a list of two models, with three different names.")
+    if isinstance(models, str | nn.Module | Mapping) or len(models) != 2:
+        raise InputError("a plane is spanned by a base and a list of two models.")
+    if len(names) != 3 or len(set(names)) != 3:
+        raise InputError(f"names={names!r}, expected three different names, of the base and of the two models.")
     columns, rows = _grid(grid)
     walk = PlaneWalk(
         *(model, evaluate),
@@ -247,11 +251,12 @@ def trajectory_plane(
 
     Args:
         model: the architecture; its own weights are not used.
-        checkpoints: at least three, in the order of training, each as for ``scan_line``. All are held on the model's
-            device at once.
+        checkpoints: in the order of training, each as for ``scan_line``; at least four, or three if their mean is not
+            taken off. All are held on the model's device at once.
         evaluate: as for ``scan_line``.
         grid: the numbers of columns and rows, at least 2 each.
-        center: whether the mean of the checkpoints is taken off, as principal component analysis does.
+        center: whether the mean of the checkpoints is taken off, as principal component analysis does; it takes a
+            dimension off what they span.
         x_range: the first and last x; by default the extent of the trajectory with a quarter of its width on either
             side.
         y_range: the first and last y; by default likewise.
@@ -269,8 +274,10 @@ def trajectory_plane(
         EvaluationError: an evaluator raised; ``partial`` has the points before.
     """
     columns, rows = _grid(grid)
-    if isinstance(checkpoints, str | nn.Module | Mapping) or len(checkpoints) < 3:
-        raise InputError("the plane of a trajectory needs a list of at least three checkpoints.")
+    if isinstance(checkpoints, str | nn.Module | Mapping) or len(checkpoints) < (4 if center else 3):
+        raise InputError(
+            "the plane of a trajectory needs a list of at least four checkpoints, or of three with center=False."
+        )
     walk = PlaneWalk(
         *(model, evaluate),
         higher_is_better=tuple(higher_is_better),

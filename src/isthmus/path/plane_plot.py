@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from isthmus._optional import optional
 from isthmus.errors import InputError
 
-from .plot import COLOURS, LABELS, MARKERS, panels
+from .plot import COLOURS, LABELS, MARKERS, panels, shown_splits
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -53,7 +53,7 @@ def plot_plane(
         InputError: a metric or split is unknown, there are not as many axes as metrics, or no value is finite.
         DependencyError: matplotlib is not installed.
     """
-    shown = result.values if split is None else {split: result.values.get(split, {})}
+    shown = shown_splits(result.values, split)
     height = 3.9 * np.ptp(result.y) / np.ptp(result.x) if result.coordinates in TO_SCALE else 3.7
     given, chosen = panels(shown, ax, metrics, size=(5.6, 0.9 + min(6.0, max(2.2, float(height)))))
     for axes, metric in zip(given, chosen, strict=True):
@@ -150,7 +150,11 @@ def _axis_labels(result: PlaneResult) -> tuple[str, str]:
 
 
 def plot_profile(
-    result: ProfileResult, ax: Axes | Sequence[Axes] | None = None, *, metrics: Sequence[str] | None = None
+    result: ProfileResult,
+    ax: Axes | Sequence[Axes] | None = None,
+    *,
+    metrics: Sequence[str] | None = None,
+    split: str | None = None,
 ) -> list[Axes]:
     """Draw metrics along a direction through one model, one panel each: a curve per split, the model at the line.
 
@@ -158,21 +162,23 @@ def plot_profile(
         result: what ``random_line`` returned.
         ax: where to draw: one ``Axes`` per metric, or a single one for a single metric; by default a new figure.
         metrics: which metrics; by default all, or the first as many as there are axes.
+        split: which split; by default all.
 
     Returns:
         The axes, one per metric.
 
     Raises:
-        InputError: a metric is unknown, or there are not as many axes as metrics.
+        InputError: a metric or split is unknown, there are not as many axes as metrics, or the result has no points.
         DependencyError: matplotlib is not installed.
     """
-    given, chosen = panels(result.values, ax, metrics)
+    shown = shown_splits(result.values, split)
+    given, chosen = panels(shown, ax, metrics)
     for axes, metric in zip(given, chosen, strict=True):
         every = max(1, len(result.alphas) // 20)
-        for index, (split, table) in enumerate(result.values.items()):
+        for index, (name, table) in enumerate(shown.items()):
             if metric in table:
                 colour, marker = COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)]
-                line = axes.plot(result.alphas, table[metric], color=colour, marker=marker, label=split)[0]
+                line = axes.plot(result.alphas, table[metric], color=colour, marker=marker, label=name)[0]
                 line.set(markersize=4, markevery=every)
         axes.axvline(0.0, color="0.5", linestyle=":", linewidth=1.2)
         axes.set_xlabel("α (0: the model)")

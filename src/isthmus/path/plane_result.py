@@ -13,12 +13,12 @@ from numpy.typing import NDArray
 from isthmus.errors import InputError
 
 from .files import Recorded, array, floats
+from .tables import Tables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 Array = NDArray[np.float64]
-Tables = dict[str, dict[str, Array]]  # split -> metric -> values
 
 
 class BestPoint(NamedTuple):

@@ -14,7 +14,8 @@ from isthmus import merging
 from isthmus.flat import FlatState
 
 from .affine_walk import AffineWalk
-from .plane_result import PlaneResult, Tables
+from .plane_result import PlaneResult
+from .tables import numbers_at, values_at
 from .walk import Evaluate, versions
 
 Array = NDArray[np.float64]
@@ -108,13 +109,13 @@ class PlaneWalk(AffineWalk[Point, PlaneResult]):
         return PlaneResult(
             x=self._x,
             y=self._y,
-            values=self._tables(grid),
-            seconds=_array(grid, self.seconds),
+            values=values_at(grid, self.values),
+            seconds=numbers_at(grid, self.seconds),
             models=plane.models,
-            model_values=self._tables(models),
-            model_seconds=_array(models, self.seconds),
+            model_values=values_at(models, self.values),
+            model_seconds=numbers_at(models, self.seconds),
             coordinates=plane.coordinates,
-            bn_seconds=_array(grid, self.bn_seconds) if self.bn_seconds else None,
+            bn_seconds=numbers_at(grid, self.bn_seconds) if self.bn_seconds else None,
             distances=plane.distances,
             trajectory=plane.trajectory,
             off_plane=plane.off_plane,
@@ -128,28 +129,3 @@ class PlaneWalk(AffineWalk[Point, PlaneResult]):
     def choices(self) -> dict[str, Any]:
         """What was resolved on the way, and how the plane was made."""
         return super().choices() | self._plane.choices
-
-    def _tables(self, points: list[Any]) -> Tables:
-        """Split -> metric -> values at ``points``, which may be nested."""
-        names = next(iter(self.values.values()), {})
-        return {
-            split: {
-                metric: _array(points, {point: values[split][metric] for point, values in self.values.items()})
-                for metric in table
-            }
-            for split, table in names.items()
-        }
-
-
-def equally_spaced(start: float, stop: float, size: int) -> Array:
-    """``size`` coordinates from ``start`` to ``stop``; decimal fractions come out as they are written."""
-    steps = np.arange(size, dtype=np.float64)
-    spaced: Array = (start * steps[::-1] + stop * steps) / (size - 1)
-    return spaced
-
-
-def _array(points: list[Any], numbers: Mapping[Point, float]) -> Array:
-    """The numbers of points, which may be nested, in an array; NaN where there is none."""
-    if points and isinstance(points[0], list):
-        return np.array([_array(row, numbers) for row in points])
-    return np.array([numbers.get(point, np.nan) for point in points], dtype=np.float64)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from isthmus._optional import optional
 from isthmus.errors import InputError
@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9")
 MARKERS = ("o", "s", "^", "D", "v", "P")
 LABELS = {"loss": "loss (nats)"}
+Table = TypeVar("Table", bound=Mapping[str, Any])  # metric -> values
 
 
 def plot_path(
-    result: PathResult, ax: Axes | Sequence[Axes] | None = None, *, metrics: Sequence[str] | None = None
+    result: PathResult,
+    ax: Axes | Sequence[Axes] | None = None,
+    *,
+    metrics: Sequence[str] | None = None,
+    split: str | None = None,
 ) -> list[Axes]:
     """Draw metrics along the path, one panel each: a curve per split, its chord, its barrier and its gain.
 
@@ -32,23 +37,40 @@ def plot_path(
         result: what ``scan_line`` returned.
         ax: where to draw: one ``Axes`` per metric, or a single one for a single metric; by default a new figure.
         metrics: which metrics; by default all, or the first as many as there are axes.
+        split: which split; by default all.
 
     Returns:
         The axes, one per metric.
 
     Raises:
-        InputError: a metric is unknown, or there are not as many axes as metrics.
+        InputError: a metric or split is unknown, there are not as many axes as metrics, or the result has no points.
         DependencyError: matplotlib is not installed.
     """
-    given, chosen = panels(result.values, ax, metrics)
+    shown = shown_splits(result.values, split)
+    given, chosen = panels(shown, ax, metrics)
     for axes, metric in zip(given, chosen, strict=True):
-        splits = [split for split, table in result.values.items() if metric in table]
-        for index, split in enumerate(splits):
-            _draw(axes, result, split, metric, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
+        splits = [name for name, table in shown.items() if metric in table]
+        for index, name in enumerate(splits):
+            _draw(axes, result, name, metric, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
         axes.set_xlabel(f"{'α' if result.positions is None else 't'} (0: model A, 1: model B)")
         axes.set_ylabel(LABELS.get(metric, metric))
         axes.legend(fontsize="small", frameon=False, loc="lower left", bbox_to_anchor=(0, 1))  # above: it hides nothing
     return given
+
+
+def shown_splits(values: Mapping[str, Table], split: str | None) -> Mapping[str, Table]:
+    """The tables of one split, or of all where none is named.
+
+    Raises:
+        InputError: there is no such split, or none at all, because no point was evaluated.
+    """
+    if not values:
+        raise InputError("the result has no points, so there is nothing to draw; the scan stopped before the first.")
+    if split is None:
+        return values
+    if split not in values:
+        raise InputError(f"the result has no split {split!r}; it has {', '.join(values)}.")
+    return {split: values[split]}
 
 
 def panels(

@@ -20,7 +20,8 @@ from .affine_walk import AffineWalk
 from .directions import norm, parameter_keys, random_directions
 from .evaluate import Data
 from .files import Recorded, array, floats
-from .plane_walk import equally_spaced
+from .points import scan_points
+from .tables import line_rows, numbers_at, values_at
 from .walk import Evaluate, Progress, versions
 
 if TYPE_CHECKING:
@@ -65,10 +66,7 @@ class ProfileResult(Recorded):
 
     def rows(self) -> Iterator[tuple[str, float, str, float]]:
         """The tidy table: (split, alpha, metric, value)."""
-        for split, table in self.values.items():
-            for metric, values in table.items():
-                for alpha, value in zip(self.alphas.tolist(), values.tolist(), strict=True):
-                    yield split, alpha, metric, value
+        return line_rows(self.alphas, self.values)
 
     def content(self) -> dict[str, Any]:
         """Everything by name."""
@@ -89,11 +87,13 @@ class ProfileResult(Recorded):
             complete=content["complete"],
         )
 
-    def plot(self, ax: Axes | Sequence[Axes] | None = None, *, metrics: Sequence[str] | None = None) -> list[Axes]:
+    def plot(
+        self, ax: Axes | Sequence[Axes] | None = None, *, metrics: Sequence[str] | None = None, split: str | None = None
+    ) -> list[Axes]:
         """Draw the metrics along the line, one panel each; see ``isthmus.path.plane_plot.plot_profile``."""
         from .plane_plot import plot_profile
 
-        return plot_profile(self, ax, metrics=metrics)
+        return plot_profile(self, ax, metrics=metrics, split=split)
 
 
 class ProfileWalk(AffineWalk[float, ProfileResult]):
@@ -139,15 +139,11 @@ class ProfileWalk(AffineWalk[float, ProfileResult]):
     def result(self, complete: bool) -> ProfileResult:
         """What was found so far, by increasing multiple."""
         alphas = sorted(self.seconds)
-        names = self.values[alphas[0]] if alphas else {}
         return ProfileResult(
             alphas=np.array(alphas, dtype=np.float64),
-            values={
-                split: {m: np.array([self.values[alpha][split][m] for alpha in alphas], np.float64) for m in table}
-                for split, table in names.items()
-            },
-            seconds=np.array([self.seconds[alpha] for alpha in alphas], dtype=np.float64),
-            bn_seconds=np.array([self.bn_seconds[alpha] for alpha in alphas]) if self.bn_seconds else None,
+            values=values_at(alphas, self.values),
+            seconds=numbers_at(alphas, self.seconds),
+            bn_seconds=numbers_at(alphas, self.bn_seconds) if self.bn_seconds else None,
             distances=self._distances,
             higher_is_better=self._higher_is_better,
             choices=self.choices() | self._drawn,
@@ -199,7 +195,9 @@ def random_line(
         InputError: an argument is out of range.
         EvaluationError: an evaluator raised; ``partial`` has the points before.
     """
-    points = _points(alphas, distance)
+    if not 0 < distance < math.inf:
+        raise InputError(f"distance={distance} is no extent of a line; give a positive number.")
+    points = scan_points(alphas, -distance, distance, [MODEL])
     walk = ProfileWalk(
         *(model, evaluate, {"normalization": normalization, "seed": seed, "exclude": exclude}),
         higher_is_better=tuple(higher_is_better),
@@ -211,18 +209,3 @@ def random_line(
         checkpoint=checkpoint,
     )
     return walk.scan(points)
-
-
-def _points(alphas: int | Sequence[float], distance: float) -> list[float]:
-    """The points of a profile, increasing, the model among them."""
-    if isinstance(alphas, int | np.integer):
-        if alphas < 2 or not 0 < distance < math.inf:
-            raise InputError(
-                f"alphas={alphas} points to distance={distance} make no line; give at least 2, and a positive distance."
-            )
-        given = equally_spaced(-distance, distance, int(alphas))
-    else:
-        given = np.asarray(alphas, dtype=np.float64)
-        if given.ndim != 1 or not np.isfinite(given).all():
-            raise InputError("alphas must be a number of points or a sequence of finite numbers.")
-    return sorted({*given.tolist(), MODEL})

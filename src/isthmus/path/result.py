@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from . import metrics
 from .files import Recorded, array, floats
+from .tables import line_rows
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -122,10 +123,7 @@ class PathResult(Recorded):
 
     def rows(self) -> Iterator[tuple[str, float, str, float]]:
         """The tidy table: (split, alpha, metric, value)."""
-        for split, table in self.values.items():
-            for metric, values in table.items():
-                for alpha, value in zip(self.alphas.tolist(), values.tolist(), strict=True):
-                    yield split, alpha, metric, value
+        return line_rows(self.alphas, self.values)
 
     def content(self) -> dict[str, Any]:
         """Everything by name.
@@ -171,11 +169,13 @@ class PathResult(Recorded):
             bn_seconds=None if content.get("bn_seconds") is None else array(content["bn_seconds"]),
         )
 
-    def plot(self, ax: Axes | Sequence[Axes] | None = None, *, metrics: Sequence[str] | None = None) -> list[Axes]:
+    def plot(
+        self, ax: Axes | Sequence[Axes] | None = None, *, metrics: Sequence[str] | None = None, split: str | None = None
+    ) -> list[Axes]:
         """Draw the metrics along the path, one panel each; see ``isthmus.path.plot.plot_path``."""
         from .plot import plot_path
 
-        return plot_path(self, ax, metrics=metrics)
+        return plot_path(self, ax, metrics=metrics, split=split)
 
 
 def _pack(bits: NDArray[np.bool_]) -> dict[str, Any]:

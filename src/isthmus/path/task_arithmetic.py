@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -18,9 +18,11 @@ from isthmus.merging.sources import Source
 
 from .affine_walk import AffineWalk
 from .evaluate import Data
-from .task_arithmetic_result import Tables, TaskArithmeticResult
+from .tables import Tables, numbers_at, values_at
+from .task_arithmetic_result import MEAN, TaskArithmeticResult, TaskTables
 from .walk import Evaluate, Progress, versions
 
+LOSS = "loss"  # the metric of evaluators that is none to choose by
 SCALING_FACTORS = tuple(k / 20 for k in range(21))
 Task = Evaluate | Mapping[str, Evaluate]
 
@@ -162,9 +164,10 @@ class TaskArithmeticWalk(AffineWalk[Point, TaskArithmeticResult]):
         return TaskArithmeticResult(
             settings=tuple(setting.varied for setting in self._settings),
             scaling_factors=self._factors,
-            values=self._tabulate(lambda value: [[value(point) for point in row] for row in merges]),
-            fine_tuned=self._tabulate(lambda value: [value(point) for point in self._fine_tuned]),
-            seconds=np.array([[self.seconds.get(point, np.nan) for point in row] for row in merges], np.float64),
+            values=self._by_task(values_at(merges, self.values)),
+            fine_tuned=self._by_task(values_at(self._fine_tuned, self.values)),
+            seconds=numbers_at(merges, self.seconds),
+            bn_seconds=numbers_at(merges, self.bn_seconds) if self.bn_seconds else None,
             metric=self._metric,
             select_on=self._select_on,
             report_on=self._report_on,
@@ -173,20 +176,13 @@ class TaskArithmeticWalk(AffineWalk[Point, TaskArithmeticResult]):
             complete=complete,
         )
 
-    def _tabulate(self, table: Callable[[Callable[[Point], float]], Any]) -> Tables:
-        """Task -> split -> metric -> what ``table`` makes of the value at a point."""
-        tables: Tables = {task: {} for task in self._tasks}
-        known = next(iter(self.values.values()), {})
-        for name, names in known.items():
+    def _by_task(self, tables: Tables) -> TaskTables:
+        """Tables by "task/split" as tables by task and split."""
+        by_task: TaskTables = {task: {} for task in self._tasks}
+        for name, table in tables.items():
             task, split = self._places[name]
-            tables[task][split] = {
-                metric: np.array(table(lambda point, n=name, m=metric: self._value(point, n, m)), np.float64)  # type: ignore[misc]
-                for metric in names
-            }
-        return tables
-
-    def _value(self, point: Point, name: str, metric: str) -> float:
-        return self.values[point][name][metric] if point in self.values else np.nan
+            by_task[task][split] = table
+        return by_task
 
     def choices(self) -> dict[str, Any]:
         """What was resolved on the way; the method and all of its options that do not vary, too."""
@@ -247,7 +243,7 @@ def scan_task_arithmetic(
             "della", "della_linear", "breadcrumbs" or "breadcrumbs_ties".
         preset: as for ``isthmus.merge``.
         weights: as for ``isthmus.merge``: a number for all models, or one for each.
-        metric: the score, more of which is better, that is normalised and chosen by.
+        metric: the score, more of which is better, that is normalised and chosen by; not a loss.
         select_on: the split on which the best coefficients are chosen.
         report_on: the split on which they are reported.
         bn: "auto", "keep" or "reset", as for ``scan_line``; "keep" merges running statistics like weights.
@@ -261,13 +257,19 @@ def scan_task_arithmetic(
 
     Raises:
         InputError: a source does not have the model's tensors, there is not one task for each model, a split is
-            missing, the method does not combine task vectors, or an option is unknown or out of range.
+            missing, a task is called "mean", the metric is a loss, the method does not combine task vectors, or an
+            option is unknown or out of range.
         FileError: a file is missing or not a safetensors file, or the checkpoint cannot be read or written.
         EvaluationError: an evaluator raised; ``partial`` has the points before.
 
     Warns:
         IsthmusWarning: there is no split to select on.
     """
+    if metric == LOSS:
+        raise InputError(
+            f"metric={metric!r} is a loss, but coefficients are chosen by the largest mean of a score over that of the "
+            "task's own model; give a metric of which more is better."
+        )
     splits, select_on = _splits(models, tasks, select_on, report_on)
     given = options if weights is None else options | {"weights": weights}
     walk = TaskArithmeticWalk(
@@ -297,6 +299,8 @@ def _splits(
             f"got {len(models)} models and {len(tasks)} tasks ({', '.join(tasks)}); give one task for each model, in "
             "the order of the models, and at least one."
         )
+    if MEAN in tasks:
+        raise InputError(f"a task is called {MEAN!r}, as tables call the mean over tasks; give it another name.")
     splits = {task: dict(given) if isinstance(given, Mapping) else {report_on: given} for task, given in tasks.items()}
     if select_on != report_on and all(list(known) == [report_on] for known in splits.values()):
         warn(

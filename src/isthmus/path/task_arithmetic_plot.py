@@ -38,9 +38,11 @@ def plot_task_arithmetic(
         The axes, one for each setting.
 
     Raises:
-        InputError: a task has no such split, or there are not as many axes as settings.
+        InputError: a task has no such split, there are not as many axes as settings, or the result has no merges.
         DependencyError: matplotlib is not installed.
     """
+    if np.isnan(result.seconds).all():
+        raise InputError("the result has no merges, so there is nothing to draw; the scan stopped before the first.")
     normalised, mean = result.normalised(split), result.mean(split)
     count = len(result.settings)
     given = _new_axes(count) if ax is None else list(ax) if hasattr(ax, "__iter__") else [ax]

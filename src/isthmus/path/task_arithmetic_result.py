@@ -14,11 +14,12 @@ from numpy.typing import NDArray
 from isthmus.errors import InputError
 
 from .files import Recorded, array
+from .tables import Tables
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Tables = dict[str, dict[str, dict[str, NDArray[np.float64]]]]  # task -> split -> metric -> values
+TaskTables = dict[str, Tables]  # task -> split -> metric -> values
 MEAN = "mean"  # what the mean over tasks is called among them in tables
 
 
@@ -64,6 +65,8 @@ class TaskArithmeticResult(Recorded):
         choices: what was resolved on the way: method, options, BatchNorm policy, backend, and so on.
         versions: package -> version.
         complete: False if the scan was interrupted.
+        bn_seconds: how much of ``seconds`` went into re-estimating BatchNorm statistics, of the same shape; None where
+            they were kept.
     """
 
     KIND = "task arithmetic result"
@@ -72,8 +75,8 @@ class TaskArithmeticResult(Recorded):
 
     settings: tuple[dict[str, Any], ...]
     scaling_factors: NDArray[np.float64]
-    values: Tables
-    fine_tuned: Tables
+    values: TaskTables
+    fine_tuned: TaskTables
     seconds: NDArray[np.float64]
     metric: str = "accuracy"
     select_on: str = "val"
@@ -81,6 +84,7 @@ class TaskArithmeticResult(Recorded):
     choices: dict[str, Any] = field(default_factory=dict)
     versions: dict[str, str] = field(default_factory=dict)
     complete: bool = True
+    bn_seconds: NDArray[np.float64] | None = None
 
     @property
     def tasks(self) -> list[str]:
@@ -194,6 +198,7 @@ class TaskArithmeticResult(Recorded):
             "choices": self.choices,
             "versions": self.versions,
             "complete": self.complete,
+            "bn_seconds": self.bn_seconds,
         }
 
     @classmethod
@@ -211,6 +216,7 @@ class TaskArithmeticResult(Recorded):
             choices=dict(content["choices"]),
             versions=dict(content["versions"]),
             complete=content["complete"],
+            bn_seconds=None if content.get("bn_seconds") is None else array(content["bn_seconds"]),
         )
 
     def plot(self, ax: Axes | Sequence[Axes] | None = None, *, split: str | None = None) -> list[Axes]:
@@ -220,7 +226,7 @@ class TaskArithmeticResult(Recorded):
         return plot_task_arithmetic(self, ax, split=split)
 
 
-def _tables(content: Mapping[str, Any]) -> Tables:
+def _tables(content: Mapping[str, Any]) -> TaskTables:
     return {
         task: {split: {metric: array(values) for metric, values in table.items()} for split, table in splits.items()}
         for task, splits in content.items()
