@@ -26,6 +26,8 @@ from isthmus.errors import InputError
 from isthmus.flat import FlatState, canonical_keys
 from isthmus.merging.companions import to_compute
 
+from .metrics import inner
+
 NORMALIZATIONS = ("filter", "layer", "model", "none")
 VECTORS = "1d"  # the word for biases and norm parameters among what is excluded
 ROUNDS = 30  # of making directions orthogonal while their filters keep their norms
@@ -46,8 +48,7 @@ def parameter_keys(model: nn.Module) -> list[str]:
 
 def dot(a: FlatState, b: FlatState, keys: Sequence[str]) -> float:
     """The real inner product of two states over ``keys``, in float64."""
-    pairs = ((to_compute(a[key]).flatten(), to_compute(b[key]).flatten()) for key in keys)
-    return sum(float(torch.vdot(x, y).real) for x, y in pairs)
+    return sum(inner(a[key], b[key]) for key in keys)
 
 
 def norm(state: FlatState, keys: Sequence[str]) -> float:

@@ -61,8 +61,8 @@ def scan_line(
         b: model B.
         evaluate: an ``Evaluator``; or a function from the model to a number, called "loss", or to several by name; or
             a mapping from the names of splits to such. A single one is the split "data". With an ``Evaluator`` whose
-            accuracy is the built-in one, ends and midpoint also yield correctness per sample, disagreement and
-            ensemble.
+            accuracy is the built-in one and whose samples have one class each, ends and midpoint also yield
+            correctness per sample, disagreement and ensemble.
         alphas: the number of points, equally spaced from 0 to 1; or the points themselves, also beyond the ends. They
             are sorted, and 0, 1/2 and 1 are added where they are missing (an even number of points grows by one).
             "adaptive": 17 equally spaced points at first, then as many more as ``tol`` asks for, where the curve is

@@ -59,7 +59,8 @@ class PathResult(Recorded):
         seconds: time that each point took, shape (points,).
         distances: how far apart the ends are, as ``metrics.distances`` names it, over trainable and other parameters.
         disagreement: split -> fraction of samples that the ends classify differently.
-        ensemble: split -> ``loss`` and ``accuracy`` of the ends' averaged probabilities.
+        ensemble: split -> ``loss`` and ``accuracy`` of the ends' averaged probabilities; the loss only where the
+            evaluator's is ``cross_entropy``, so that they compare.
         cka: split -> debiased linear CKA between the ends' representations, where one was asked for.
         correct: split -> which samples A, the midpoint and B classify correctly, shape (3, samples), bool.
         higher_is_better: the metrics that are scores.
