@@ -8,10 +8,11 @@ through the nearest four points, give or take
     e = \max\left( 14\, \lvert f[x_{i-2}, \dots, x_{i+2}] \rvert \max_x \prod_{j=i-1}^{i+2} \lvert x - x_j \rvert, \;
         \lvert f[x_{i-1}, x_i, x_{i+1}] - f[x_i, x_{i+1}, x_{i+2}] \rvert\, \frac{h^2}{4} \right),
 
-the larger of the first term for this interval's five points and for those one further. The first term is the error of
-a cubic through four of five points; on equal steps, 14 makes it twice the error with which the four neighbours of a
-point predict that point. The second is the distance between the parabolas through three of the four points, which
-notices corners. Both are estimates: what lies between two points and leaves no trace at any cannot be seen.
+the larger of the first term for this interval's five points and for those one further (inwards, at the ends). The
+first term is the error of a cubic through four of five points; on equal steps, 14 makes it twice the error with which
+the four neighbours of a point predict that point. The second is the distance between the parabolas through three of the
+four points, which notices corners. Both are estimates: what lies between two points and leaves no trace at any cannot
+be seen.
 """
 
 from __future__ import annotations
@@ -193,7 +194,8 @@ def _interpolated(alphas: Array, curves: Array) -> tuple[Array, Array, Array]:
     for order in range(1, 5):
         differences.append(np.diff(differences[-1]) / (alphas[order:] - alphas[:-order]))
     third, fourth = np.abs(differences[3]), np.abs(differences[4])
-    left, right = (np.clip(interval - shift, 0, count - 5) for shift in (2, 1))  # five points around either end
+    left = np.clip(interval - 2, 0, max(0, count - 6))  # five points around either end, different ones at the ends too:
+    right = np.minimum(left + 1, count - 5)  # the difference of a single five may vanish by chance
     around = np.clip(interval - 1, 0, count - 4)
     parabolas = third[:, around] * (alphas[around + 3] - alphas[around]) * step**2 / 4
     beyond = SAFETY * np.maximum(fourth[:, left], fourth[:, right]) * np.abs(offsets.prod(axis=2)).max(axis=1)
