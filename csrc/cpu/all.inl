@@ -10,5 +10,11 @@
 #include "select.inl"
 
 inline Loops provided(const char* name) {
-    return {name, lerp, weighted_sum, consensus, l1, gram, sample32, sample64, sweep32, sweep64};
+    return {name,
+            lerp,
+            weighted_sum,
+            consensus,
+            l1,
+            gram,
+            {selection<std::int16_t>(), selection<std::int32_t>(), selection<std::int64_t>()}};
 }

@@ -1,6 +1,7 @@
 // What one instruction set provides: its loops over a range of one row of a table.
 #pragma once
 
+#include <tuple>
 #include <utility>
 #include <vector>
 
@@ -41,6 +42,19 @@ struct Bracket {
     std::int64_t count = 0, capacity = 0;  // a count beyond the capacity was not kept
 };
 
+// The loops of selection, for magnitudes as the bits of |t|: 16 of them where all inputs are bf16 and there is no base,
+// 32 where none is float64.
+template <class Key>
+struct SelectionLoops {
+    // The magnitudes of runs of at most `chunk` elements, one after the other: keys[model][element].
+    void (*sample)(const Range&, bool based, const std::int64_t* starts, std::int64_t count, std::int64_t run,
+                   Key* const* keys);
+    // Sort a range of at most a `segment` into brackets, those of model k from brackets[first[k]], and raise top[k] to
+    // the largest magnitude.
+    void (*sweep)(const Range&, bool based, Bracket<Key>* brackets, const std::size_t* first, Key* top);
+};
+constexpr std::int64_t segment = 1 << 16;  // elements: few enough to be counted in the 16 bits of one lane of several
+
 // A float64 sum of a block is the sum of this many interleaved sums.
 constexpr std::int64_t lanes = 16;
 constexpr std::int64_t block = 4096;  // elements; a multiple of a chunk
@@ -56,16 +70,7 @@ struct Loops {
     void (*l1)(const Range&, const Plan&, std::size_t row, double* sums);
     // The dot products, likewise: sums[block][model][model], lower triangle.
     void (*gram)(const Range&, bool based, double* sums);
-    // The bits of |t| of runs of at most `chunk` elements, one after the other: keys[model][element].
-    void (*sample32)(const Range&, bool based, const std::int64_t* starts, std::int64_t count, std::int64_t run,
-                     std::int32_t* const* keys);
-    void (*sample64)(const Range&, bool based, const std::int64_t* starts, std::int64_t count, std::int64_t run,
-                     std::int64_t* const* keys);
-    // Sort a range into brackets, those of model k from brackets[first[k]], and raise top[k] to the largest magnitude.
-    void (*sweep32)(const Range&, bool based, Bracket<std::int32_t>* brackets, const std::size_t* first,
-                    std::int32_t* top);
-    void (*sweep64)(const Range&, bool based, Bracket<std::int64_t>* brackets, const std::size_t* first,
-                    std::int64_t* top);
+    std::tuple<SelectionLoops<std::int16_t>, SelectionLoops<std::int32_t>, SelectionLoops<std::int64_t>> selection;
 };
 
 // Other compilers than GCC do not apply a target pragma to templates, and other architectures need none of this.

@@ -19,7 +19,6 @@ namespace isthmus::cpu {
 
 namespace {
 
-constexpr std::int64_t segment = 1 << 16;         // elements swept at a time: equal magnitudes are counted for each
 constexpr std::int64_t run = 8;                   // elements sampled at one place: neighbours are alike
 constexpr std::int64_t fewest = 1 << 13;          // elements of a group that is sampled
 constexpr std::int64_t largest_sample = 1 << 22;  // of all models together
@@ -34,10 +33,12 @@ struct Piece {
 using Place = std::pair<std::size_t, std::size_t>;  // row and model
 
 template <class Key>
-using Value = std::conditional_t<sizeof(Key) == 8, double, float>;
+using Value = std::conditional_t<sizeof(Key) == 8, double, std::conditional_t<sizeof(Key) == 4, float, bf16>>;
 
 template <class Key>
-constexpr Key infinity = sizeof(Key) == 8 ? Key(0x7ff0000000000000) : Key(0x7f800000);
+constexpr Key infinity = sizeof(Key) == 8   ? Key(0x7ff0000000000000)
+                         : sizeof(Key) == 4 ? Key(0x7f800000)
+                                            : Key(0x7f80);
 
 // One rank of one model: the magnitude looked for lies in [low, high].
 template <class Key>
@@ -78,7 +79,8 @@ class Histogram {
         int bin = bins - 1;
         for (; bin > 0 && above + counts_[bin] < k; --bin) above += counts_[bin];
         const Key low = low_ + (Key(bin) << shift_);
-        return {low, low + std::min(high_ - low, (Key{1} << shift_) - 1), counts_[bin], above};
+        const Key high = low + std::min<Key>(high_ - low, (Key{1} << shift_) - 1);
+        return {low, high, counts_[bin], above};
     }
 
     static constexpr int bins = 1 << 10;  // soon cleared, and small beside a cache
@@ -121,20 +123,9 @@ Ranked<Key> kth_largest(const std::vector<std::pair<const Key*, std::int64_t>>& 
             std::count(near.begin(), near.end() - 1, value)};
 }
 
-struct Loop32 {
-    static auto sample() { return loops().sample32; }
-    static auto sweep() { return loops().sweep32; }
-};
-struct Loop64 {
-    static auto sample() { return loops().sample64; }
-    static auto sweep() { return loops().sweep64; }
-};
-
 // Selection within one group, whose elements are `pieces` in order.
 template <class Key>
 class Group {
-    using Loop = std::conditional_t<sizeof(Key) == 8, Loop64, Loop32>;
-
    public:
     Group(const Table& table, bool based, const std::vector<Piece>& pieces, std::int64_t model_bytes, int threads)
         : table_(table), based_(based), models_(table.width - based), model_bytes_(model_bytes) {
@@ -174,6 +165,8 @@ class Group {
     }
 
    private:
+    static const SelectionLoops<Key>& loop() { return std::get<SelectionLoops<Key>>(loops().selection); }
+
     Range range(const Piece& s) const {
         return {table_.row(s.row), table_.width, Operand{0, Dtype::f32}, s.begin, s.end, false};
     }
@@ -183,7 +176,7 @@ class Group {
         std::vector<std::vector<Key>> all(models_, std::vector<Key>(std::min(chunk, s.end - begin)));
         std::vector<Key*> out;
         for (auto& of : all) out.push_back(of.data());
-        Loop::sample()(range(s), based_, &begin, 1, chunk, out.data());
+        loop().sample(range(s), based_, &begin, 1, chunk, out.data());
         return all[model];
     }
 
@@ -221,7 +214,7 @@ class Group {
             for (std::size_t i = from; i < to; ++i) {
                 std::vector<Key*> out;
                 for (auto& of : keys) out.push_back(of.data() + offset[i]);
-                Loop::sample()(range(segments_[i]), based_, starts[i].data(), starts[i].size(), run, out.data());
+                loop().sample(range(segments_[i]), based_, starts[i].data(), starts[i].size(), run, out.data());
             }
         });
         run_parallel(std::min<std::int64_t>(threads_, models_), [&](int k) {
@@ -281,7 +274,7 @@ class Group {
                 std::vector<Found> before(exact ? open.size() : 0);
                 for (std::size_t b = 0; b < before.size(); ++b)
                     before[b] = {part.brackets[b].at_high, part.brackets[b].at_low, part.brackets[b].count};
-                Loop::sweep()(range(segments_[i]), based_, part.brackets.data(), first.data(), part.top.data());
+                loop().sweep(range(segments_[i]), based_, part.brackets.data(), first.data(), part.top.data());
                 for (std::size_t b = 0; b < before.size(); ++b)
                     found[i * open.size() + b] = {part.brackets[b].at_high - before[b].at_high,
                                                   part.brackets[b].at_low - before[b].at_low, part.brackets[b].count};
@@ -401,7 +394,7 @@ class Group {
             for (std::size_t i = segments_.size() * t / threads_; i < segments_.size() * (t + 1) / threads_; ++i)
                 for (std::int64_t begin = segments_[i].begin; begin < segments_[i].end; begin += chunk) {
                     const std::int64_t n = std::min(chunk, segments_[i].end - begin);
-                    Loop::sample()(range(segments_[i]), based_, &begin, 1, chunk, of.data());
+                    loop().sample(range(segments_[i]), based_, &begin, 1, chunk, of.data());
                     for (std::size_t s = 0; s < searches; ++s) counts[t][s].add(of[open[s]->model], n);
                 }
         });
@@ -452,7 +445,7 @@ Selection select_by(const Table& table, bool based, const std::vector<std::vecto
         if (const auto bad = group.find(searches, ranks.exact)) return bad;
         for (const Search<Key>& s : searches) {
             const std::size_t at = (g * models + s.model) * ranks.count + s.rank;
-            result.value[at] = bit_cast<Value<Key>>(s.value);
+            result.value[at] = widen<double>(bit_cast<Value<Key>>(s.value));
             result.index[at] = s.index;
             result.above[at] = s.above;
             result.equal[at] = s.equal;
@@ -501,7 +494,7 @@ Selection select(const Table& table, bool based, bool whole, const std::int64_t*
     const DefaultFloatEnvironment environment;
     std::vector<std::vector<Piece>> groups;
     if (whole) groups.emplace_back();
-    bool is_double = false;
+    bool is_double = false, is_bf16 = !based;
     for (std::size_t r = 0; r < table.rows(); ++r) {
         if (whole) {
             groups[0].push_back({r, 0, table.numel[r]});
@@ -511,10 +504,14 @@ Selection select(const Table& table, bool based, bool whole, const std::int64_t*
             for (std::int64_t begin = 0; begin < table.numel[r]; begin += lengths[r])
                 groups.push_back({{r, begin, begin + lengths[r]}});
         }
-        for (const Operand* x = table.row(r); x != table.row(r + 1); ++x) is_double |= x->dtype == Dtype::f64;
+        for (const Operand* x = table.row(r); x != table.row(r + 1); ++x) {
+            is_double |= x->dtype == Dtype::f64;
+            is_bf16 &= x->dtype == Dtype::bf16;
+        }
     }
-    return is_double ? select_by<std::int64_t>(table, based, groups, ranks, threads)
-                     : select_by<std::int32_t>(table, based, groups, ranks, threads);
+    if (is_double) return select_by<std::int64_t>(table, based, groups, ranks, threads);
+    if (is_bf16) return select_by<std::int16_t>(table, based, groups, ranks, threads);
+    return select_by<std::int32_t>(table, based, groups, ranks, threads);
 }
 
 }  // namespace isthmus::cpu

@@ -25,16 +25,21 @@ class Magnitudes {
     K* operator[](std::size_t model) { return keys_[model]; }  // of the chunk last read
 
     void read(std::int64_t begin, std::int64_t n) {
-        using Wide = std::conditional_t<sizeof(K) == 8, double, float>;
         tasks.read(begin, n);
-        by_fours(tasks.models(), [&](std::size_t k, auto models) {
-            K* out[4] = {};
-            for (std::size_t j = 0; j < models.size(); ++j) out[j] = keys_[k + j];
-            if (based_)
-                take_magnitudes<true, Wide, S, C>(tasks.base(), tasks.inputs() + k, out, n, models);
-            else
-                take_magnitudes<false, Wide, S, C>(nullptr, tasks.inputs() + k, out, n, models);
-        });
+        if constexpr (sizeof(K) == sizeof(bf16)) {  // there is no base
+            for (std::size_t k = 0; k < tasks.models(); ++k)
+                std::transform(tasks.inputs()[k], tasks.inputs()[k] + n, keys_[k], magnitude<bf16>);
+        } else {
+            using Wide = std::conditional_t<sizeof(K) == 8, double, float>;
+            by_fours(tasks.models(), [&](std::size_t k, auto models) {
+                K* out[4] = {};
+                for (std::size_t j = 0; j < models.size(); ++j) out[j] = keys_[k + j];
+                if (based_)
+                    take_magnitudes<true, Wide, S, C>(tasks.base(), tasks.inputs() + k, out, n, models);
+                else
+                    take_magnitudes<false, Wide, S, C>(nullptr, tasks.inputs() + k, out, n, models);
+            });
+        }
     }
 
    private:
@@ -46,9 +51,9 @@ class Magnitudes {
 template <class K, class Body>
 void with_magnitudes(const Range& range, bool based, Body body) {
     with_types(range, true, [&](auto stored, auto computed) {
-        using C = decltype(computed);
-        if constexpr (sizeof(C) <= sizeof(K)) {  // a double is looked at with 64-bit keys alone
-            Magnitudes<K, decltype(stored), C> magnitudes(range, based);
+        using S = decltype(stored);
+        if constexpr (sizeof(S) <= sizeof(K)) {  // wider values are looked at with wider keys alone
+            Magnitudes<K, S, decltype(computed)> magnitudes(range, based);
             body(magnitudes);
         }
     });
@@ -86,14 +91,22 @@ template <class K>
 std::uint64_t between(Lanes<K> key, Lanes<K> low, Lanes<K> high) {
 #if ISTHMUS_STREAM == 64
     const auto x = (__m512i)key, a = (__m512i)low, b = (__m512i)high;
+    if constexpr (sizeof(K) == 2) return _mm512_mask_cmpgt_epi16_mask(_mm512_cmpgt_epi16_mask(x, a), b, x);
     if constexpr (sizeof(K) == 4) return _mm512_mask_cmpgt_epi32_mask(_mm512_cmpgt_epi32_mask(x, a), b, x);
     if constexpr (sizeof(K) == 8) return _mm512_mask_cmpgt_epi64_mask(_mm512_cmpgt_epi64_mask(x, a), b, x);
 #else
     const Lanes<K> inside = (key > low) & (key < high);
 #if ISTHMUS_STREAM == 32
+    if constexpr (sizeof(K) == 2) {
+        const __m128i half = _mm256_castsi256_si128((__m256i)inside);
+        return static_cast<unsigned>(
+            _mm_movemask_epi8(_mm_packs_epi16(half, _mm256_extracti128_si256((__m256i)inside, 1))));
+    }
     if constexpr (sizeof(K) == 4) return static_cast<unsigned>(_mm256_movemask_ps((__m256)inside));
     if constexpr (sizeof(K) == 8) return static_cast<unsigned>(_mm256_movemask_pd((__m256d)inside));
 #elif ISTHMUS_STREAM == 16
+    if constexpr (sizeof(K) == 2)
+        return static_cast<unsigned>(_mm_movemask_epi8(_mm_packs_epi16((__m128i)inside, __m128i{})));
     if constexpr (sizeof(K) == 4) return static_cast<unsigned>(_mm_movemask_ps((__m128)inside));
     if constexpr (sizeof(K) == 8) return static_cast<unsigned>(_mm_movemask_pd((__m128d)inside));
 #else
@@ -195,19 +208,7 @@ void sweep(const Range& range, bool based, Bracket<K>* brackets, const std::size
         }
 }
 
-inline void sample32(const Range& range, bool based, const std::int64_t* starts, std::int64_t count, std::int64_t run,
-                     std::int32_t* const* keys) {
-    sample(range, based, starts, count, run, keys);
-}
-inline void sample64(const Range& range, bool based, const std::int64_t* starts, std::int64_t count, std::int64_t run,
-                     std::int64_t* const* keys) {
-    sample(range, based, starts, count, run, keys);
-}
-inline void sweep32(const Range& range, bool based, Bracket<std::int32_t>* b, const std::size_t* first,
-                    std::int32_t* top) {
-    sweep(range, based, b, first, top);
-}
-inline void sweep64(const Range& range, bool based, Bracket<std::int64_t>* b, const std::size_t* first,
-                    std::int64_t* top) {
-    sweep(range, based, b, first, top);
+template <class K>
+SelectionLoops<K> selection() {
+    return {sample<K>, sweep<K>};
 }

@@ -4,7 +4,8 @@
 // numbers, so that a cut needs no rounding of its own and NaN stands above infinity.
 
 template <class C>
-using Key = std::conditional_t<sizeof(C) == 8, std::int64_t, std::int32_t>;
+using Key =
+    std::conditional_t<sizeof(C) == 8, std::int64_t, std::conditional_t<sizeof(C) == 4, std::int32_t, std::int16_t>>;
 
 template <class C>
 constexpr Key<C> highest = std::numeric_limits<Key<C>>::max();
