@@ -20,6 +20,7 @@ from .affine_walk import AffineWalk
 from .directions import parameter_keys
 from .evaluate import Evaluator
 from .result import PathResult
+from .tables import numbers_at, values_at
 from .tasks import accuracy, cross_entropy
 from .walk import Evaluate, versions
 
@@ -122,14 +123,10 @@ class LineWalk(AffineWalk[float, PathResult]):
     def result(self, complete: bool) -> PathResult:
         """What was found so far, by increasing factor."""
         alphas = sorted(self.seconds)
-        names = {split: list(table) for split, table in self.values[alphas[0]].items()} if alphas else {}
         return PathResult(
             alphas=np.array(alphas, dtype=np.float64),
-            values={
-                split: {m: np.array([self.values[alpha][split][m] for alpha in alphas], np.float64) for m in table}
-                for split, table in names.items()
-            },
-            seconds=np.array([self.seconds[alpha] for alpha in alphas], dtype=np.float64),
+            values=values_at(alphas, self.values),
+            seconds=numbers_at(alphas, self.seconds),
             distances=self._distances,
             disagreement=self._disagreement,
             ensemble=self._ensemble,
@@ -143,7 +140,7 @@ class LineWalk(AffineWalk[float, PathResult]):
             choices=self.choices(),
             versions=versions(),
             complete=complete,
-            bn_seconds=np.array([self.bn_seconds[alpha] for alpha in alphas]) if self.bn_seconds else None,
+            bn_seconds=numbers_at(alphas, self.bn_seconds) if self.bn_seconds else None,
         )
 
     def choices(self) -> dict[str, Any]:
