@@ -232,6 +232,7 @@ class Binding:
         with torch.inference_mode(False):
             for key, tensor in unique.values():
                 tensor.data = flat[key]
+        self._bound = [(tensor.data_ptr(), tensor.dtype) for tensor, _ in self._originals]
         _versions.bind(tensor for tensor, _ in self._originals)
 
     def check(self) -> None:
@@ -259,9 +260,9 @@ class Binding:
 
     def _replaced(self) -> Iterator[tuple[str, Tensor]]:
         """The tensors that are no longer views of the state."""
-        for key, (tensor, _) in zip(self._keys, self._originals, strict=False):  # no originals: already undone
-            view = self._flat[key]
-            if tensor.data_ptr() != view.data_ptr() or tensor.dtype != view.dtype:
+        tensors = (tensor for tensor, _ in self._originals)  # none: already undone
+        for key, tensor, bound in zip(self._keys, tensors, self._bound, strict=False):
+            if (tensor.data_ptr(), tensor.dtype) != bound:
                 yield key, tensor
 
     def __enter__(self) -> Binding:
