@@ -32,11 +32,12 @@ ALLOWED = {
     "spherical": set(),
     "methods": set(),
     "merging": {"ops", "flat", "methods", "spherical", "io", "norms", "preserve"},
-    "path": {"merging", "ops", "flat", "norms", "preserve", "io"},
+    "match": {"merging", "ops", "flat", "norms", "preserve"},
+    "path": {"merging", "match", "ops", "flat", "norms", "preserve", "io"},
     "train": {"path", "merging", "ops", "flat", "norms", "io"},
-    "cli": {"train", "path", "merging", "ops", "flat", "norms", "io", "_dispatch"},
+    "cli": {"train", "match", "path", "merging", "ops", "flat", "norms", "io", "_dispatch"},
     "__main__": {"cli"},
-    "__init__": {"ops", "merging", "methods", "flat", "path", "train"},
+    "__init__": {"ops", "merging", "methods", "flat", "path", "train", "match"},
 }
 
 

@@ -1,0 +1,87 @@
+"""Whole models in another order of their units."""
+
+from __future__ import annotations
+
+import copy
+import os
+from collections.abc import Mapping
+from typing import Any, overload
+
+import torch
+from torch import Tensor, nn
+
+from isthmus import ops
+from isthmus.errors import InputError
+from isthmus.flat import FlatState, first_aliases
+from isthmus.merging.sources import Source, read_model
+
+from .permutation import check_permutation
+from .spec import Permutation, PermutationSpec
+
+
+@overload
+def apply_permutation(
+    spec: PermutationSpec, permutation: Permutation, model: nn.Module, *, backend: str = "auto"
+) -> nn.Module: ...
+@overload
+def apply_permutation(
+    spec: PermutationSpec,
+    permutation: Permutation,
+    model: Mapping[str, Tensor] | str | os.PathLike[str],
+    *,
+    backend: str = "auto",
+) -> dict[str, Tensor]: ...
+@overload
+def apply_permutation(
+    spec: PermutationSpec, permutation: Permutation, model: FlatState, *, backend: str = "auto"
+) -> FlatState: ...
+def apply_permutation(
+    spec: PermutationSpec, permutation: Permutation, model: Source, *, backend: str = "auto"
+) -> nn.Module | dict[str, Tensor] | FlatState:
+    """A model with the units of every group in a new order: the same function in other weights.
+
+    Every tensor is read and written once (``isthmus.ops.permute``). Tied tensors stay tied.
+
+    Args:
+        spec: which axes move together.
+        permutation: group -> int64 permutation; groups that are left out stay.
+        model: a module, a state dict, a ``FlatState`` or the path of a safetensors file. It is not modified.
+        backend: as for ``isthmus.ops.permute``.
+
+    Returns:
+        A copy of the module, or a state dict with the keys of the source, or a ``FlatState``.
+
+    Raises:
+        InputError: the model does not have the tensors of the spec, or the permutation does not fit it.
+    """
+    indices = spec.indices(check_permutation(spec, permutation))
+    read = read_model(model, "the model", others=isinstance(model, Mapping))
+    spec.check(read.tensors, name=read.name)
+    aliases = first_aliases(read.tensors)
+    for key, first in aliases.items():
+        if spec.axes.get(key) != spec.axes.get(first):
+            raise InputError(f"{key!r} and {first!r} are one tensor, but the spec has different axes for them.")
+    firsts = [key for key in read.tensors if aliases[key] == key]
+    if isinstance(model, FlatState):
+        result = FlatState.zeros(model.layout, device=model.device)
+        ops.permute(
+            [read.tensors[key] for key in firsts],
+            [indices.get(key) for key in firsts],
+            out=[result[key] for key in firsts],
+            backend=backend,
+        )
+        return result
+    with torch.no_grad():
+        moved = ops.permute(
+            [read.tensors[key] for key in firsts], [indices.get(key) for key in firsts], backend=backend
+        )
+    tensors = dict(zip(firsts, moved, strict=True))
+    if isinstance(model, nn.Module):
+        twin = copy.deepcopy(model)
+        with torch.no_grad():
+            for key, tensor in read_model(twin, "the copy").tensors.items():
+                if aliases[key] == key:
+                    tensor.copy_(tensors[key])
+        return twin
+    moved_or_other: dict[str, Any] = {key: tensors[first] for key, first in aliases.items()} | read.others
+    return {f"{read.prefix}{key}": moved_or_other[key] for key in read.order}

@@ -1,0 +1,83 @@
+"""Permutations of a spec's groups: made, checked, inverted, composed.
+
+A permutation maps group names to int64 tensors, as ``Group`` says: the new unit i is the old unit ``perm[i]``.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from isthmus.errors import InputError
+
+from .spec import Permutation, PermutationSpec
+
+
+def identity_permutation(spec: PermutationSpec) -> dict[str, Tensor]:
+    """The permutation that leaves every group as it is."""
+    return {name: torch.arange(shape[-1]).expand(shape).clone() for name, shape in _shapes(spec).items()}
+
+
+def random_permutation(spec: PermutationSpec, generator: torch.Generator | None = None) -> dict[str, Tensor]:
+    """A permutation drawn uniformly, from ``generator`` or torch's global one."""
+    return {
+        name: torch.rand(shape, generator=generator, dtype=torch.float64).argsort(-1)
+        for name, shape in _shapes(spec).items()
+    }
+
+
+def invert(spec: PermutationSpec, permutation: Permutation) -> dict[str, Tensor]:
+    """The permutation that undoes this one; groups that are left out stay.
+
+    Raises:
+        InputError: as for ``check_permutation``.
+    """
+    permutation = check_permutation(spec, permutation)
+    inverse = {name: order.argsort(-1) for name, order in permutation.items()}
+    return {name: _in_order(spec, name, order, inverse) for name, order in inverse.items()}
+
+
+def compose(spec: PermutationSpec, first: Permutation, second: Permutation) -> dict[str, Tensor]:
+    """The permutation that is ``first`` and then ``second``; groups that are left out stay.
+
+    Raises:
+        InputError: as for ``check_permutation``.
+    """
+    first, second = check_permutation(spec, first), check_permutation(spec, second)
+    return {name: _in_order(spec, name, order, second).gather(-1, second[name]) for name, order in first.items()}
+
+
+def check_permutation(spec: PermutationSpec, permutation: Permutation) -> dict[str, Tensor]:
+    """The permutation with an entry for each group, those that were left out as the identity.
+
+    Raises:
+        InputError: a group is unknown, or a tensor is no permutation: an int64 tensor of the group's shape, each unit
+            once in every row.
+    """
+    complete = identity_permutation(spec)
+    for name, order in permutation.items():
+        if name not in complete:
+            raise InputError(f"the permutation has the group {name!r}, which the spec does not define.")
+        expected = complete[name]
+        what = f"the permutation of {name!r}"
+        if not isinstance(order, Tensor) or order.dtype != torch.int64 or order.shape != expected.shape:
+            came = f"{order.dtype} of shape {tuple(order.shape)}" if isinstance(order, Tensor) else type(order).__name__
+            raise InputError(f"{what} is {came}, expected an int64 tensor of shape {tuple(expected.shape)}.")
+        order = order.cpu()
+        if not torch.equal(order.sort(-1).values, expected):
+            raise InputError(f"{what} does not have each of 0 to {expected.shape[-1] - 1} exactly once.")
+        complete[name] = order
+    return complete
+
+
+def _shapes(spec: PermutationSpec) -> dict[str, tuple[int, ...]]:
+    return {
+        name: (group.size,) if group.within is None else (spec.groups[group.within].size, group.size)
+        for name, group in spec.groups.items()
+    }
+
+
+def _in_order(spec: PermutationSpec, name: str, order: Tensor, parents: Permutation) -> Tensor:
+    """The rows of a group that lies within another, in the order that its parent has in ``parents``."""
+    within = spec.groups[name].within
+    return order if within is None else order[parents[within]]

@@ -1,0 +1,322 @@
+"""Permutation specs: which axes of which tensors move together when hidden units change their order."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import NamedTuple, cast
+
+import torch
+from torch import Tensor
+
+from isthmus.errors import InputError
+
+Permutation = Mapping[str, Tensor]
+Notation = str | int | None | tuple[str | int, ...] | list[str | int | tuple[str | int, ...]]
+
+STATISTICS = ("running_mean", "running_var")  # ends of keys that move with their channels and say nothing of weights
+
+
+@dataclass(frozen=True)
+class Group:
+    """Units that change their order together, wherever they occur.
+
+    A permutation of the group is an int64 tensor of shape (size,): the new unit i is the old unit ``perm[i]``. Within
+    another group, every unit of that parent has a permutation of its own: shape (size of the parent, size), the rows
+    in the parent's new order. The columns of attention heads are such a group within the group of the heads.
+
+    Attributes:
+        name: what specs and permutations call it.
+        size: the number of units.
+        within: the group whose every unit holds a copy of this one; None for most.
+    """
+
+    name: str
+    size: int
+    within: str | None = None
+
+
+class Factor(NamedTuple):
+    """One digit of a position on an axis: ``size`` values, which a group permutes or which stay (None)."""
+
+    size: int
+    group: str | None
+
+
+Segment = tuple[Factor, ...]  # positions in mixed radix, from the outer digit to the inner one
+Axis = tuple[Segment, ...]  # one segment after the other
+
+
+class PermutationSpec:
+    """The groups of a model, and what each axis of each tensor consists of.
+
+    An axis is a concatenation of segments, and a segment a product of factors. The 64 output channels of a convolution
+    are one segment of one factor. The input of the linear layer behind a flattened feature map has one segment of two
+    factors, channels and places. Where feature maps are concatenated, the axis has one segment for each.
+
+    Specs are data: they hold for every state dict with these keys and shapes. Keys are canonical, without the prefixes
+    ``module.`` and ``_orig_mod.``.
+
+    Attributes:
+        groups: name -> group.
+        axes: key -> for each dimension of the tensor its axis. Tensors without dimensions may be left out.
+        statistics: keys that move with their channels, but whose values do not enter similarities.
+        frozen: (key, dimension) -> why the axis, or a part of it, stays as it is.
+    """
+
+    def __init__(
+        self,
+        groups: Mapping[str, Group],
+        axes: Mapping[str, tuple[Axis, ...]],
+        *,
+        statistics: Iterable[str] = (),
+        frozen: Mapping[tuple[str, int], str] | None = None,
+    ) -> None:
+        self.groups = dict(groups)
+        self.axes = dict(axes)
+        self.statistics = frozenset(statistics)
+        self.frozen = dict(frozen or {})
+        for group in self.groups.values():
+            self._check_group(group)
+        for key, tensor_axes in self.axes.items():
+            for dimension, axis in enumerate(tensor_axes):
+                for segment in axis:
+                    self._check_segment(segment, f"axis {dimension} of {key!r}")
+
+    def _check_group(self, group: Group) -> None:
+        parent = self.groups.get(group.within or "")
+        if group.within is not None and (parent is None or parent.within is not None):
+            what = "is not in the spec" if parent is None else f"is itself within {parent.within!r}"
+            raise InputError(
+                f"the group {group.name!r} is within {group.within!r}, which {what}; a group lies within one that "
+                "lies within none."
+            )
+
+    def _check_segment(self, segment: Segment, where: str) -> None:
+        before: set[str] = set()
+        for size, name in segment:
+            if name is None:
+                continue
+            group = self.groups.get(name)
+            if group is None:
+                raise InputError(f"{where} has the group {name!r}, which the spec does not define.")
+            if group.size != size:
+                raise InputError(
+                    f"{where} has {size} units of the group {name!r}, which has {group.size} elsewhere; "
+                    "units of one group are equally many on all axes."
+                )
+            if group.within is not None and group.within not in before:
+                raise InputError(
+                    f"{where} has the group {name!r} without {group.within!r}, which it is within, in front of it."
+                )
+            if name in before:
+                raise InputError(f"{where} has the group {name!r} twice in one product.")
+            before.add(name)
+
+    @classmethod
+    def from_dict(
+        cls,
+        axes: Mapping[str, Sequence[Notation]] | Iterable[tuple[str, Sequence[Notation]]],
+        state: Mapping[str, Tensor],
+        *,
+        within: Mapping[str, str] | None = None,
+        sizes: Mapping[str, int] | None = None,
+    ) -> PermutationSpec:
+        """A spec written by hand: key -> what moves each dimension.
+
+        A dimension is ``None`` (stays), the name of a group, a tuple (a product, from outer to inner: ``("c", 49)``
+        are the places of flattened channels), or a list (a concatenation: ``["c1", "c2"]``). Numbers are sizes of what
+        stays.
+
+        Args:
+            axes: key -> one entry for each dimension; pairs, too. Every tensor with dimensions must be there.
+            state: a state dict of the model, for the shapes.
+            within: group -> the group that it is within; see ``Group``.
+            sizes: group -> number of units, where it does not follow from the shapes: in ``("heads", "columns")``
+                only the product does.
+
+        Raises:
+            InputError: a key is there twice, is missing, or is not in ``state``; an entry does not fit the shape of
+                its tensor; or the size of a group does not follow from the shapes.
+        """
+        entries = _unique(axes.items() if isinstance(axes, Mapping) else axes)
+        within = dict(within or {})
+        _check_keys(entries.keys(), state)
+        parsed: dict[str, list[list[tuple[str | int, ...]] | None]] = {}
+        for key, dimensions in entries.items():
+            shape = tuple(state[key].shape)
+            if isinstance(dimensions, str) or len(dimensions) != len(shape):
+                raise InputError(
+                    f"the entry of {key!r} is {dimensions!r}, expected one item for each of its {len(shape)} "
+                    f"dimensions: it has shape {shape}."
+                )
+            parsed[key] = [None if entry is None else _segments(entry) for entry in dimensions]
+        found = _sizes(parsed, state, sizes or {})
+        groups = {name: Group(name, size, within.get(name)) for name, size in found.items()}
+        made = {
+            key: tuple(
+                _axis(segments, found, length, f"axis {dimension} of {key!r}")
+                for dimension, (segments, length) in enumerate(zip(parsed[key], state[key].shape, strict=True))
+            )
+            for key in entries
+        }
+        if unknown := within.keys() - groups.keys():
+            raise InputError(f"within= names the group {min(unknown)!r}, which is on no axis.")
+        return cls(groups, made, statistics=[key for key in entries if key.rpartition(".")[2] in STATISTICS])
+
+    def check(self, state: Mapping[str, Tensor], *, name: str = "the state dict") -> None:
+        """Check that ``state``, whose keys are canonical, has the tensors that the spec is about.
+
+        Raises:
+            InputError: a key is missing or unexpected, or a shape differs; ``name`` is what the message calls it.
+        """
+        _check_keys(self.axes.keys(), state, name)
+        for key, axes in self.axes.items():
+            expected, shape = tuple(map(_length, axes)), tuple(state[key].shape)
+            if shape != expected:
+                raise InputError(f"{key!r} of {name} has shape {shape}, but {expected} in the permutation spec.")
+
+    def indices(self, permutation: Permutation) -> dict[str, tuple[Tensor | None, ...]]:
+        """Where each position of each axis comes from.
+
+        Args:
+            permutation: group -> its permutation; groups that are left out stay.
+
+        Returns:
+            key -> for each dimension an int64 tensor of its length, or None where nothing moves: the permuted tensor
+            is ``t[indices[0]][:, indices[1]]...``. Axes that consist of the same share one tensor.
+        """
+        known: dict[Axis, Tensor | None] = {}
+        for axes in self.axes.values():
+            for axis in axes:
+                if axis not in known:
+                    known[axis] = _index(axis, permutation, self.groups)
+        return {key: tuple(known[axis] for axis in axes) for key, axes in self.axes.items()}
+
+    def __str__(self) -> str:
+        """A table of the groups and where they occur, then what stays and why."""
+        places: dict[str, list[str]] = {name: [] for name in self.groups}
+        for key, axes in self.axes.items():
+            for dimension, axis in enumerate(axes):
+                for name in dict.fromkeys(factor.group for segment in axis for factor in segment if factor.group):
+                    places[name].append(f"{key}[{dimension}]")
+        rows = [
+            (group.name, f"{group.size}" + (f" in each {group.within}" if group.within else ""), _shortened(found))
+            for group, found in zip(self.groups.values(), places.values(), strict=True)
+        ]
+        widths = [max(len(row[column]) for row in [("group", "units"), *rows]) for column in (0, 1)]
+        lines = [f"{name:{widths[0]}}  {units:{widths[1]}}  {where}" for name, units, where in rows]
+        lines.insert(0, f"{'group':{widths[0]}}  {'units':{widths[1]}}  axes")
+        why: dict[str, list[str]] = {}
+        for (key, dimension), reason in self.frozen.items():
+            why.setdefault(reason, []).append(f"{key}[{dimension}]")
+        lines += [f"stays: {_shortened(found)}: {reason}" for reason, found in why.items()]
+        return "\n".join(lines)
+
+    def __repr__(self) -> str:
+        return f"PermutationSpec({len(self.groups)} groups, {len(self.axes)} tensors)"
+
+
+def _shortened(places: list[str], shown: int = 4) -> str:
+    return ", ".join(places[:shown]) + (f" and {len(places) - shown} more" if len(places) > shown else "")
+
+
+def _length(axis: Axis) -> int:
+    return sum(math.prod(factor.size for factor in segment) for segment in axis)
+
+
+def _unique(pairs: Iterable[tuple[str, Sequence[Notation]]]) -> dict[str, Sequence[Notation]]:
+    entries: dict[str, Sequence[Notation]] = {}
+    for key, dimensions in pairs:
+        if key in entries:
+            raise InputError(f"the spec has the key {key!r} twice.")
+        entries[key] = dimensions
+    return entries
+
+
+def _check_keys(keys: Iterable[str], state: Mapping[str, Tensor], name: str = "the state dict") -> None:
+    """Check that a spec has exactly the keys of a state dict, where those of 0-dimensional tensors may be missing."""
+    expected = set(keys)
+    missing = sorted(key for key in state if key not in expected and state[key].dim() > 0)
+    unexpected = sorted(expected - state.keys())
+    if missing or unexpected:
+        key = (missing + unexpected)[0]
+        what = f"the permutation spec lacks {key!r} of {name}" if missing else f"{name} lacks {key!r} of the spec"
+        raise InputError(f"{what} ({len(missing)} keys missing in the spec, {len(unexpected)} in {name}).")
+
+
+def _segments(entry: Notation) -> list[tuple[str | int, ...]]:
+    """An entry that is not None as a list of products."""
+    parts = entry if isinstance(entry, list) else [entry]
+    return [part if isinstance(part, tuple) else (cast("str | int", part),) for part in parts]
+
+
+def _sizes(
+    parsed: Mapping[str, Sequence[list[tuple[str | int, ...]] | None]],
+    state: Mapping[str, Tensor],
+    given: Mapping[str, int],
+) -> dict[str, int]:
+    """The size of every group, from the axes on which only one is unknown."""
+    sizes: dict[str, int | None] = {}
+    equations = []
+    for key, dimensions in parsed.items():
+        for segments, length in zip(dimensions, state[key].shape, strict=True):
+            names = [part for segment in segments or [] for part in segment if isinstance(part, str)]
+            sizes |= {name: given.get(name) for name in names if name not in sizes}
+            if segments is not None:
+                equations.append((segments, length))
+    progress = True
+    while progress:
+        progress = False
+        for segments, length in equations:
+            unknown = {part for segment in segments for part in segment if isinstance(part, str) and not sizes[part]}
+            if len(unknown) != 1:
+                continue
+            (name,) = unknown
+            known = {**sizes, name: 1}
+            per_unit = sum(_product(segment, known) for segment in segments if name in segment)
+            rest = length - sum(_product(segment, known) for segment in segments if name not in segment)
+            sizes[name] = max(rest // per_unit, 1)
+            progress = True
+    for name, size in sizes.items():
+        if size is None:
+            raise InputError(f"the size of the group {name!r} does not follow from the shapes; give it in sizes=.")
+    return cast("dict[str, int]", sizes)
+
+
+def _product(segment: tuple[str | int, ...], sizes: Mapping[str, int | None]) -> int:
+    return math.prod(cast("int", sizes[part]) if isinstance(part, str) else part for part in segment)
+
+
+def _axis(segments: list[tuple[str | int, ...]] | None, sizes: Mapping[str, int], length: int, where: str) -> Axis:
+    if segments is None:
+        return ((Factor(length, None),),)
+    axis = tuple(
+        tuple(Factor(sizes[part], part) if isinstance(part, str) else Factor(part, None) for part in segment)
+        for segment in segments
+    )
+    if _length(axis) != length:
+        raise InputError(f"{where} has length {length}, but its entry {segments} is of length {_length(axis)}.")
+    return axis
+
+
+def _index(axis: Axis, permutation: Permutation, groups: Mapping[str, Group]) -> Tensor | None:
+    """Where each position of an axis comes from; None if it stays."""
+    if not any(factor.group in permutation for segment in axis for factor in segment):
+        return None
+    parts, start = [], 0
+    for segment in axis:
+        shape = [factor.size for factor in segment]
+        index = torch.zeros(shape, dtype=torch.int64)
+        for digit, (size, name) in enumerate(segment):
+            within = groups[name].within if name is not None else None
+            order = torch.arange(size) if name is None or name not in permutation else permutation[name].cpu()
+            spread = [1] * len(shape)
+            spread[digit] = size
+            if within is not None and order.dim() == 2:
+                spread[next(i for i, factor in enumerate(segment) if factor.group == within)] = len(order)
+            index = index + order.view(spread) * math.prod(shape[digit + 1 :])
+        parts.append(index.flatten() + start)
+        start += index.numel()
+    return torch.cat(parts)
