@@ -85,7 +85,7 @@ def reset_statistics(module: nn.Module, data: Tensor | Iterable[object], batch_s
             layer.training = True
             layer.reset_running_stats()
         try:
-            for inputs in _batches(data, batch_size):
+            for inputs in batches(data, batch_size):
                 seen += len(inputs)
                 for layer in layers:
                     layer.momentum = len(inputs) / seen  # running = (1 - momentum) running + momentum batch
@@ -101,15 +101,19 @@ def reset_statistics(module: nn.Module, data: Tensor | Iterable[object], batch_s
     return seen
 
 
-def _batches(data: Tensor | Iterable[object], batch_size: int) -> Iterator[Tensor]:
-    """The inputs of ``data``, batch by batch."""
+def batches(data: Tensor | Iterable[object], batch_size: int) -> Iterator[Tensor]:
+    """The inputs of ``data``, batch by batch; arguments as in ``reset_statistics``.
+
+    Raises:
+        InputError: ``data`` is a tensor of fewer than two examples, or ``batch_size`` is below 2.
+    """
     if not isinstance(data, Tensor):
         for batch in data:
             yield batch if isinstance(batch, Tensor) else batch[0]  # type: ignore[index]
         return
     if batch_size < 2 or len(data) < 2:
         raise InputError(
-            f"BatchNorm statistics need at least two examples in a batch: batch_size is {batch_size} and there are "
+            f"statistics need at least two examples in a batch: batch_size is {batch_size} and there are "
             f"{len(data)} examples. Pass more training data or a larger batch size."
         )
     sizes = [len(part) for part in torch.split(data, batch_size)]

@@ -2,14 +2,17 @@
 
 from .apply import apply_permutation
 from .permutation import compose, identity_permutation, invert, random_permutation
+from .repair import Repaired, repair
 from .spec import Group, PermutationSpec
 
 __all__ = [
     "Group",
     "PermutationSpec",
+    "Repaired",
     "apply_permutation",
     "compose",
     "identity_permutation",
     "invert",
     "random_permutation",
+    "repair",
 ]

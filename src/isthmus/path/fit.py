@@ -16,14 +16,13 @@ from torch.utils.data import DataLoader
 from isthmus import merging, ops
 from isthmus.errors import InputError
 from isthmus.flat import FlatState
-from isthmus.merging.sources import Source
+from isthmus.merging.sources import Source, load_source
 from isthmus.preserve import preserved_model, preserved_random_states
 
 from .curve import Curve, check_kind, combine, point_weights
 from .directions import canonical_parameters
 from .evaluate import Data, materialise
 from .progress import telling
-from .sources import load_source
 from .tasks import Metric, cross_entropy
 from .walk import Progress
 

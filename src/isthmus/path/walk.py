@@ -19,7 +19,7 @@ from torch.utils.data import DataLoader, Dataset
 from isthmus import norms, ops
 from isthmus.errors import EvaluationError, InputError, warn
 from isthmus.flat import Binding, FlatState
-from isthmus.merging.sources import Source
+from isthmus.merging.sources import Source, load_source
 from isthmus.preserve import preserved_buffers, preserved_model, preserved_random_states
 
 from . import calibrate
@@ -27,7 +27,6 @@ from .checkpoint import Checkpoint, Finished
 from .evaluate import Data, Evaluator, materialise
 from .identity import evaluation, state_digest, tensor_digest
 from .progress import Tell, Values, telling
-from .sources import load_source
 
 Evaluate = Evaluator | Callable[[nn.Module], float | Mapping[str, float]]
 Progress = Tell | bool  # True: a bar in the terminal
