@@ -3,10 +3,15 @@
 from .apply import apply_permutation
 from .permutation import compose, identity_permutation, invert, random_permutation
 from .repair import Repaired, repair
+from .report import GroupReport, Matching, MatchReport
 from .spec import Group, PermutationSpec
+from .weight_matching import weight_matching
 
 __all__ = [
     "Group",
+    "GroupReport",
+    "MatchReport",
+    "Matching",
     "PermutationSpec",
     "Repaired",
     "apply_permutation",
@@ -15,4 +20,5 @@ __all__ = [
     "invert",
     "random_permutation",
     "repair",
+    "weight_matching",
 ]

@@ -1,0 +1,268 @@
+r"""How similar the units of two models are, and how similar the models, under a permutation of one of them.
+
+With b̃ for the second model in the order of the current permutation, the units i of a and j of b of a group have
+
+.. math:: S_{ij} = \sum_t \langle a_t[i], \tilde b_t[j] \rangle,
+
+where t runs over all places where the group occurs: each factor of a segment of an axis of a tensor, as the spec says.
+There b̃ is in order on all other axes and factors, and as it came in the one that i and j count. So the sum of
+S[i, perm[i]] over the units of a group is the part of ⟨a, b̃⟩ that its order decides, as long as the group occurs once
+in each tensor. If it occurs on several axes of one, S is the gradient, with the order of the other axes fixed.
+
+Running statistics do not enter, neither do integer and boolean tensors; tied tensors count once.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from isthmus import ops
+from isthmus.errors import InputError
+from isthmus.flat import first_aliases
+
+from .spec import Axis, Permutation, PermutationSpec, Segment
+
+Pairs = Mapping[str, tuple[Tensor, Tensor]]  # key -> the tensors of both models
+
+CHUNK = 512  # rows of a product: up to so many, one thread and several sum in the same order
+DRIFT = 16  # a similarity is computed anew after so many updates, lest their rounding errors add up
+
+
+def pair_tensors(
+    spec: PermutationSpec, a: Mapping[str, Tensor], b: Mapping[str, Tensor]
+) -> dict[str, tuple[Tensor, Tensor]]:
+    """The tensors that similarities are made of: those that a group moves, no statistics, each once, complex as real.
+
+    Raises:
+        InputError: a tensor holds NaN or infinity.
+    """
+    first_a, first_b = first_aliases(a), first_aliases(b)
+    pairs: dict[tuple[str, str], str] = {}
+    for key in sorted(spec.axes):
+        averaged = a[key].is_floating_point() or a[key].is_complex()
+        if averaged and key not in spec.statistics and groups_of(spec.axes[key]):
+            pairs.setdefault((first_a[key], first_b[key]), key)
+    return {key: (_real(a[key]), _real(b[key]).to(a[key].device)) for key in pairs.values()}
+
+
+def inner_products(
+    spec: PermutationSpec, pairs: Pairs, permutation: Permutation, *, backend: str = "auto"
+) -> dict[str, Tensor]:
+    """The Gram matrix of both models' tensors, the second's permuted: key -> float64 (2, 2).
+
+    One tensor at a time is permuted, so that the memory needed is that of the largest.
+    """
+    indices = spec.indices(permutation)
+    return {key: ops.gram([a, permuted(b, indices[key])], backend=backend)[0] for key, (a, b) in pairs.items()}
+
+
+def permuted(tensor: Tensor, indices: tuple[Tensor | None, ...]) -> Tensor:
+    """The tensor with its axes in the order of ``indices``."""
+    for dimension, index in enumerate(indices):
+        if index is not None:
+            tensor = tensor.index_select(dimension, index.to(tensor.device))
+    return tensor
+
+
+@dataclass
+class Term:
+    """One place where a group occurs, arranged for products over everything else.
+
+    Attributes:
+        axes: what the rows consist of that other groups move, from outer to inner.
+        a: the first model's tensor there, float32 of shape (rows, others, units): the others stay.
+        b: the second model's.
+        index: which rows of ``b`` the similarity has; None as long as it has none.
+    """
+
+    axes: tuple[Axis, ...]
+    a: Tensor
+    b: Tensor
+    index: Tensor | None = None
+
+
+class Similarity:
+    """S of one group, which follows the permutation of the other groups.
+
+    What no other group moves is multiplied once. Otherwise the rows that moved since the last time are: the cost is in
+    proportion to them, and none where nothing changed. The units of a group within another are those of all its copies,
+    and S is of shape (units, units) with units = size of the parent times size.
+
+    Besides S (float32) it keeps each tensor of both models in float32 once for each axis that the group is on, in the
+    order in which products read it.
+
+    Attributes:
+        name: the group.
+        matrix: S, float32.
+        weight: ‖a‖ ‖b‖ over the places of the group, which no sum of S over a permutation exceeds.
+        version: counts the changes of ``matrix``.
+    """
+
+    def __init__(self, spec: PermutationSpec, name: str, pairs: Pairs) -> None:
+        self.name = name
+        self.version = 0
+        terms = list(_terms(spec, name, pairs))
+        self._terms = [term for term in terms if term.axes]
+        self._rows = PermutationSpec(spec.groups, {str(i): term.axes for i, term in enumerate(self._terms)})
+        group = spec.groups[name]
+        units = group.size * (spec.groups[group.within].size if group.within else 1)
+        device = terms[0].a.device if terms else None
+        self._constant = torch.zeros(units, units, device=device)
+        for term in terms:
+            if not term.axes:
+                _add_product(self._constant, term.a.flatten(0, 1), term.b.flatten(0, 1))
+        self.matrix = self._constant if not self._terms else torch.zeros_like(self._constant)
+        self._updates = DRIFT
+        self._weights = [(groups_of(term.axes), _squares(term.a), _squares(term.b)) for term in terms]
+        self.weight = self.known_weight(set(spec.groups))
+
+    def known_weight(self, known: set[str]) -> float:
+        """The part of ``weight`` that the places have whose other groups are all ``known``."""
+        parts = [squares for names, *squares in self._weights if names <= known]
+        return math.sqrt(sum(a for a, _ in parts) * sum(b for _, b in parts))
+
+    def update(self, permutation: Permutation) -> None:
+        """Bring ``matrix`` up to date with the permutation of all other groups."""
+        indices = self._indices(permutation)
+        if not indices:
+            self.version = max(self.version, 1)
+            return
+        changed = [
+            None if term.index is None else (term.index != index).nonzero().flatten()
+            for term, index in zip(self._terms, indices, strict=True)
+        ]
+        rows = sum(term.b.shape[0] * term.b.shape[1] for term in self._terms)
+        moved = sum(
+            (term.b.shape[0] if change is None else len(change)) * term.b.shape[1]
+            for term, change in zip(self._terms, changed, strict=True)
+        )
+        if moved == 0:
+            return
+        self.version += 1
+        self._updates += 1
+        if self._updates > DRIFT or 2 * moved > rows:
+            self._updates = 0
+            self.matrix.copy_(self._constant)
+            for term, index in zip(self._terms, indices, strict=True):
+                _add_rows(self.matrix, term, index)
+                term.index = index
+            return
+        for term, index, change in zip(self._terms, indices, changed, strict=True):
+            if change is not None and len(change):
+                _add_rows(self.matrix, term, index, change)
+                term.index = index
+
+    def among(self, permutation: Permutation, known: set[str]) -> Tensor:
+        """S of the places alone whose other groups are all ``known``."""
+        matrix = self._constant.clone()
+        for term, index in zip(self._terms, self._indices(permutation), strict=True):
+            if groups_of(term.axes) <= known:
+                _add_rows(matrix, term, index)
+        return matrix
+
+    def _indices(self, permutation: Permutation) -> list[Tensor]:
+        """For each term, where each of its rows comes from."""
+        found = self._rows.indices(permutation)
+        return [_joined(found[str(i)], term.axes) for i, term in enumerate(self._terms)]
+
+
+def _add_rows(matrix: Tensor, term: Term, index: Tensor, change: Tensor | None = None) -> None:
+    """Add the product of a term with b's rows in order; where ``change`` names rows, what they change the sum by."""
+    _, others, units = term.a.shape
+    step = max(1, CHUNK // others)
+    device = term.a.device
+    for start in range(0, len(index) if change is None else len(change), step):
+        if change is None:
+            a, b = term.a[start : start + step], term.b.index_select(0, index[start : start + step].to(device))
+        else:
+            rows = change[start : start + step]
+            a, b = term.a.index_select(0, rows.to(device)), term.b.index_select(0, index[rows].to(device))
+            assert term.index is not None
+            b -= term.b.index_select(0, term.index[rows].to(device))
+        _add_product(matrix, a.view(-1, units), b.view(-1, units))
+
+
+def _add_product(matrix: Tensor, a: Tensor, b: Tensor) -> None:
+    """Add aᵀb, rows in chunks."""
+    for x, y in zip(a.split(CHUNK), b.split(CHUNK), strict=True):
+        matrix.addmm_(x.T, y)
+
+
+def _terms(spec: PermutationSpec, name: str, pairs: Pairs) -> Iterator[Term]:
+    """The places where a group occurs; of a group that others lie within, those without any of these."""
+    group = spec.groups[name]
+    children = {other.name for other in spec.groups.values() if other.within == name}
+    for key, (a, b) in pairs.items():
+        for dimension, axis in enumerate(spec.axes[key]):
+            start = 0
+            for segment in axis:
+                length = math.prod(factor.size for factor in segment)
+                names = [factor.group for factor in segment]
+                if name in names and not children & set(names):
+                    units = [names.index(member) for member in (group.within, name) if member is not None]
+                    siblings = [other for other in names if other and spec.groups[other].within == group.within]
+                    if group.within is not None and len(siblings) > 1:
+                        raise InputError(
+                            f"axis {dimension} of {key!r} has the groups {siblings[0]!r} and {siblings[1]!r} in one "
+                            f"product, both within {group.within!r}; units of only one can be matched there."
+                        )
+                    yield _term(
+                        spec.axes[key],
+                        dimension,
+                        segment,
+                        units,
+                        *(tensor.narrow(dimension, start, length) for tensor in (a, b)),
+                    )
+                start += length
+
+
+def _term(axes: tuple[Axis, ...], dimension: int, segment: Segment, units: list[int], a: Tensor, b: Tensor) -> Term:
+    """One place, where the digits ``units`` of a segment of an axis count the units."""
+    digits = range(len(segment))
+    place = {other: other if other < dimension else other + len(segment) - 1 for other in range(len(axes))}
+    moving = [other for other in range(len(axes)) if other != dimension and groups_of(axes[other : other + 1])]
+    beside = [digit for digit in digits if digit not in units and segment[digit].group]
+    front = [place[other] for other in moving] + [dimension + digit for digit in beside]
+    last = [dimension + digit for digit in units]
+    arranged = []
+    for tensor in (a, b):
+        split = tensor.unflatten(dimension, [factor.size for factor in segment])
+        middle = [other for other in range(split.dim()) if other not in front and other not in last]
+        rows, count = (math.prod(split.shape[other] for other in others) for others in (front, last))
+        others = math.prod(split.shape[other] for other in middle)
+        if last + front + middle == list(range(split.dim())):  # torch is fast where a matrix is transposed
+            moved = split.reshape(count, rows * others).t().float().contiguous()
+        else:
+            moved = split.permute(front + middle + last).float().contiguous()
+        arranged.append(moved.view(rows, others, count))
+    rest = [((*(segment[digit] for digit in beside),),)] if beside else []
+    return Term((*(axes[other] for other in moving), *rest), *arranged)
+
+
+def _joined(indices: tuple[Tensor | None, ...], axes: tuple[Axis, ...]) -> Tensor:
+    """The indices of several axes as one of their product."""
+    joined = torch.zeros(1, dtype=torch.int64)
+    for index, axis in zip(indices, axes, strict=True):
+        length = sum(math.prod(factor.size for factor in segment) for segment in axis)
+        order = torch.arange(length) if index is None else index
+        joined = (joined[:, None] * length + order).flatten()
+    return joined
+
+
+def groups_of(axes: tuple[Axis, ...]) -> set[str]:
+    """The groups that move parts of these axes."""
+    return {factor.group for axis in axes for segment in axis for factor in segment if factor.group is not None}
+
+
+def _real(tensor: Tensor) -> Tensor:
+    """A complex tensor as its real and imaginary parts, on a last axis that stays."""
+    return torch.view_as_real(tensor.resolve_conj()) if tensor.is_complex() else tensor
+
+
+def _squares(tensor: Tensor) -> float:
+    return float(ops.gram([tensor]))

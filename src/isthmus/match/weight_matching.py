@@ -1,0 +1,310 @@
+"""Matching by weights: coordinate ascent on the inner product of two models.
+
+Ainsworth, Hayase and Srinivasa, "Git Re-Basin: merging models modulo permutation symmetries", ICLR 2023, arXiv
+2209.04836, algorithm 1.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Mapping, Sequence
+from fnmatch import fnmatchcase
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from isthmus.errors import InputError
+from isthmus.merging.sources import Source, read_model
+
+from .heads import Best, Family, best_orders, families, reached
+from .permutation import check_permutation, random_permutation
+from .report import GroupReport, Matching, MatchReport
+from .similarity import Pairs, Similarity, groups_of, inner_products, pair_tensors
+from .spec import Permutation, PermutationSpec
+
+Tell = Callable[[int, int, float], None]  # the start, the sweep, and the objective after it
+
+
+def weight_matching(
+    spec: PermutationSpec,
+    a: Source,
+    b: Source,
+    *,
+    restarts: int = 1,
+    seed: int = 0,
+    max_sweeps: int = 100,
+    tolerance: float = 1e-7,
+    initial: Permutation | None = None,
+    only: str | Sequence[str] | None = None,
+    backend: str = "auto",
+    progress: Tell | None = None,
+) -> Matching:
+    r"""The order of b's units in which its weights are most like a's.
+
+    It ascends, group by group, on
+
+    .. math:: f(P) = \sum_t \langle a_t, P b_t \rangle,
+
+    t over the tensors that groups move, running statistics left out. For one group, with all others as they are, the
+    best order is an assignment on a matrix of similarities, which is solved exactly; sweeps visit all groups in random
+    order until none gains. The result is a local optimum, and depends on where the ascent starts: from ``initial``
+    or the order as it is; from the units matched outwards from what cannot move, inputs and outputs; then from
+    random orders. The best is kept, the first of equals.
+
+    A group on several axes of one tensor has an objective that is not linear in its order: it is linearised, and the
+    new order taken only if the objective itself grows.
+
+    Similarities are float32, objectives float64. The result is the same for any number of threads. Beside the models
+    and the similarities (units² for each group) both models are held in float32, once for each axis that a group moves.
+
+    Args:
+        spec: which axes move together.
+        a: the model whose order stays: a module, a state dict, a ``FlatState`` or the path of a safetensors file.
+        b: the model whose units are to be permuted.
+        restarts: how many starts, at least 1.
+        seed: of the order of groups in a sweep, and of random starts: start k draws from ``seed + k``.
+        max_sweeps: an ascent ends after so many sweeps at the latest.
+        tolerance: the least gain of a new order, as a part of ‖a‖‖b‖ over the places of its group.
+        initial: where the first start begins: group -> permutation of b; it is not modified. Groups that are left out
+            begin as they are.
+        only: patterns (``fnmatch``) of the groups to match; others keep their ``initial`` order.
+        backend: as for ``isthmus.ops``.
+        progress: called after each sweep with the number of the start, that of the sweep, and the objective.
+
+    Returns:
+        The permutation, for ``apply_permutation(spec, matching.permutation, b)``, and its report.
+
+    Raises:
+        InputError: a model does not have the tensors of the spec, weights are NaN or infinite (the message names the
+            tensor and its groups), ``initial`` does not fit the spec, or no group fits ``only``.
+    """
+    began = time.perf_counter()
+    if restarts < 1 or max_sweeps < 1:
+        raise InputError(f"restarts and max_sweeps are {restarts} and {max_sweeps}, expected at least 1.")
+    pairs = read_pairs(spec, a, b)
+    first = check_permutation(spec, initial or {})
+    free = chosen_groups(spec, only)
+    ascent = Ascent(spec, pairs, free, tolerance=tolerance, max_sweeps=max_sweeps, backend=backend)
+    before = inner_products(spec, pairs, check_permutation(spec, {}), backend=backend)
+    check_finite(spec, before)
+    best, best_objective, sweeps, objectives = first, -math.inf, 0, []
+    gaps: Mapping[str, float] = {}
+    for start in range(restarts):
+        generator = torch.Generator().manual_seed(seed + start)
+        if start == 0:
+            begin = first
+        elif start == 1:
+            begin = ascent.anchored(first)
+        else:
+            begin = first | {name: order for name, order in random_permutation(spec, generator).items() if name in free}
+        found = ascent.run(begin, generator, start, progress)
+        objective = total(inner_products(spec, pairs, found.permutation, backend=backend))[0, 1].item()
+        objectives.append(objective)
+        if objective > best_objective:
+            best, best_objective, sweeps, gaps = found.permutation, objective, found.sweeps, found.gaps
+    report = make_report(
+        "weight matching", spec, best, before, best_objective, sweeps=sweeps, starts=objectives, gaps=gaps, began=began
+    )
+    return Matching(best, report)
+
+
+class Found(NamedTuple):
+    """Where an ascent ended: the permutation, after how many sweeps, and what each family could gain at most."""
+
+    permutation: dict[str, Tensor]
+    sweeps: int
+    gaps: dict[str, float]
+
+
+class Ascent:
+    """Coordinate ascent between two models, whose similarities are kept from one start to the next."""
+
+    def __init__(
+        self,
+        spec: PermutationSpec,
+        pairs: Pairs,
+        free: frozenset[str],
+        *,
+        tolerance: float,
+        max_sweeps: int,
+        backend: str,
+    ) -> None:
+        self._spec, self._pairs, self._backend = spec, pairs, backend
+        self._tolerance, self._max_sweeps = tolerance, max_sweeps
+        self._families = families(spec, free)
+        self._similarities = {
+            name: Similarity(spec, name, pairs) for family in self._families for name in family.members
+        }
+        self._curved = {family.name: _curved(spec, pairs, family) for family in self._families}
+
+    def run(
+        self, begin: Permutation, generator: torch.Generator, start: int = 0, progress: Tell | None = None
+    ) -> Found:
+        """Ascend until no family gains."""
+        permutation = dict(begin)
+        settled: dict[str, tuple[int, ...]] = {}  # family -> the versions of its similarities when it last had its best
+        bests: dict[str, Best] = {}
+        gaps: dict[str, float] = {}
+        sweeps = 0
+        for sweeps in range(1, self._max_sweeps + 1):
+            gained = False
+            for position in torch.randperm(len(self._families), generator=generator).tolist():
+                family = self._families[position]
+                members = [self._similarities[name] for name in family.members]
+                for similarity in members:
+                    similarity.update(permutation)
+                versions = tuple(similarity.version for similarity in members)
+                if settled.get(family.name) == versions:
+                    continue
+                settled[family.name] = versions
+                matrices = {similarity.name: similarity.matrix.cpu() for similarity in members}
+                earlier = bests.get(family.name)
+                best = best_orders(
+                    family, matrices, permutation, earlier.duals if earlier else None, backend=self._backend
+                )
+                bests[family.name] = best
+                if self._gains(family, best, matrices, permutation):
+                    permutation |= best.orders
+                    gained = True
+                gaps[family.name] = best.bound - reached(family, matrices, permutation)
+            if progress is not None:
+                products = inner_products(self._spec, self._pairs, permutation, backend=self._backend)
+                progress(start, sweeps, float(total(products)[0, 1]))
+            if not gained:
+                break
+        return Found(permutation, sweeps, gaps)
+
+    def anchored(self, begin: Permutation) -> dict[str, Tensor]:
+        """Match families one after the other, by the places alone whose other groups stay or were matched before."""
+        permutation = dict(begin)
+        waiting = list(self._families)
+        known = set(self._spec.groups) - {name for family in waiting for name in family.free}
+        while waiting:
+            family = max(waiting, key=lambda family: self._known_share(family, known))
+            matrices = {name: self._similarities[name].among(permutation, known).cpu() for name in family.members}
+            permutation |= best_orders(family, matrices, permutation, backend=self._backend).orders
+            known |= set(family.members)
+            waiting.remove(family)
+        return permutation
+
+    def _known_share(self, family: Family, known: set[str]) -> float:
+        """How much of the similarity of a family's units does not depend on orders that are still to be found."""
+        members = [self._similarities[name] for name in family.members]
+        whole = sum(similarity.weight for similarity in members)
+        return sum(similarity.known_weight(known) for similarity in members) / whole if whole else 0.0
+
+    def _gains(self, family: Family, best: Best, matrices: Mapping[str, Tensor], permutation: Permutation) -> bool:
+        """Whether the new orders raise the objective by more than the tolerance."""
+        least = self._tolerance * sum(self._similarities[name].weight for name in family.members)
+        if all(torch.equal(best.orders[name], permutation[name]) for name in family.members):
+            return False
+        if not (pairs := self._curved[family.name]):
+            return best.value - reached(family, matrices, permutation) > least
+        before, after = (
+            float(total(inner_products(self._spec, pairs, orders, backend=self._backend))[0, 1])
+            for orders in (permutation, {**permutation, **best.orders})
+        )
+        return after - before > least
+
+
+def read_pairs(spec: PermutationSpec, a: Source, b: Source) -> dict[str, tuple[Tensor, Tensor]]:
+    """The tensors of two models that similarities are made of.
+
+    Raises:
+        InputError: a model does not have the tensors of the spec.
+    """
+    models = []
+    for source, name in ((a, "a"), (b, "b")):
+        model = read_model(source, name, others=isinstance(source, Mapping))
+        spec.check(model.tensors, name=model.name)
+        models.append(model.tensors)
+    return pair_tensors(spec, models[0], models[1])
+
+
+def chosen_groups(spec: PermutationSpec, only: str | Sequence[str] | None) -> frozenset[str]:
+    """The groups whose names fit one of the patterns; all without patterns.
+
+    Raises:
+        InputError: a pattern fits no group.
+    """
+    if only is None:
+        return frozenset(spec.groups)
+    chosen: set[str] = set()
+    for pattern in [only] if isinstance(only, str) else only:
+        fitting = {name for name in spec.groups if fnmatchcase(name, pattern)}
+        if not fitting:
+            raise InputError(f"only= has the pattern {pattern!r}, which fits none of the groups {sorted(spec.groups)}.")
+        chosen |= fitting
+    return frozenset(chosen)
+
+
+def total(products: Mapping[str, Tensor]) -> Tensor:
+    """The sum of Gram matrices."""
+    return torch.stack([torch.zeros(2, 2, dtype=torch.float64), *products.values()]).sum(0)
+
+
+def check_finite(spec: PermutationSpec, products: Mapping[str, Tensor]) -> None:
+    """Check that no tensor of a pair holds NaN or infinity, by their Gram matrices.
+
+    Raises:
+        InputError: one does; the message names it and the groups that it belongs to.
+    """
+    for key, gram in products.items():
+        for model, square in zip("ab", gram.diagonal().tolist(), strict=True):
+            if not math.isfinite(square):
+                names = ", ".join(repr(name) for name in sorted(groups_of(spec.axes[key])))
+                raise InputError(
+                    f"{key!r} of {model} holds NaN or infinity, so that the units of {names} have no similarity; "
+                    "repair the weights, or match other groups alone with only=."
+                )
+
+
+def make_report(
+    method: str,
+    spec: PermutationSpec,
+    permutation: Permutation,
+    before: Mapping[str, Tensor],
+    objective: float,
+    *,
+    sweeps: int,
+    starts: Sequence[float],
+    gaps: Mapping[str, float],
+    began: float,
+) -> MatchReport:
+    """The report of a matching of two models, from the Gram matrices ``before`` it and what it reached."""
+    gram = total(before)
+    norms = math.sqrt(float(gram[0, 0] * gram[1, 1]))
+    objective_before = float(gram[0, 1])
+    return MatchReport(
+        method=method,
+        objective=objective,
+        objective_before=objective_before,
+        similarity=objective / norms if norms else 0.0,
+        similarity_before=objective_before / norms if norms else 0.0,
+        sweeps=sweeps,
+        starts=tuple(starts),
+        groups={
+            name: GroupReport(order.numel(), _fixed(spec, name, permutation), gaps.get(name))
+            for name, order in permutation.items()
+        },
+        seconds=time.perf_counter() - began,
+    )
+
+
+def _curved(spec: PermutationSpec, pairs: Pairs, family: Family) -> dict[str, tuple[Tensor, Tensor]]:
+    """All tensors of a family if its groups are on several axes of one of them, so that S is but a gradient."""
+    members = set(family.members)
+    axes = {key: [bool(groups_of((axis,)) & members) for axis in spec.axes[key]] for key in pairs}
+    curved = any(sum(on) > 1 for on in axes.values())
+    return {key: pairs[key] for key, on in axes.items() if any(on)} if curved else {}
+
+
+def _fixed(spec: PermutationSpec, name: str, permutation: Permutation) -> int:
+    """How many units of a group stay; of one within another, those of heads that stay."""
+    order, within = permutation[name], spec.groups[name].within
+    stay = order == torch.arange(order.shape[-1])
+    if within is not None:
+        stay &= (permutation[within] == torch.arange(len(order)))[:, None]
+    return int(stay.sum())
