@@ -22,5 +22,5 @@ cp "$build"/_cpu*.so "$build/package/isthmus/"
 LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libstdc++.so)" \
     ASAN_OPTIONS=detect_leaks=0 PYTHONPATH="$build/package" \
     "$python" -m pytest -q -p no:cacheprovider tests/test_ops.py tests/test_ops_values.py tests/test_flat.py \
-    tests/test_selection.py tests/test_consensus.py tests/test_random.py tests/test_spherical.py \
+    tests/test_permute.py tests/test_selection.py tests/test_consensus.py tests/test_random.py tests/test_spherical.py \
     -k "not compile and not opcheck and not fork"

@@ -277,6 +277,37 @@ py::array_t<double> gram(const TensorTable& table, bool based, const std::option
     return to_array(sums, {groups, models, models});
 }
 
+// Sources of a permutation: address, element size, shape, strides, and the address of each index or 0.
+using SourceTuple = std::tuple<std::uintptr_t, std::int64_t, std::vector<std::int64_t>, std::vector<std::int64_t>,
+                               std::vector<std::uintptr_t>>;
+
+std::vector<cpu::Source> sources_of(std::vector<SourceTuple>& tuples) {
+    std::vector<cpu::Source> sources;
+    for (auto& [address, element_size, shape, strides, indices] : tuples) {
+        sources.push_back({address, element_size, std::move(shape), std::move(strides), {}});
+        for (const std::uintptr_t index : indices)
+            sources.back().indices.push_back(reinterpret_cast<const std::int64_t*>(index));
+    }
+    return sources;
+}
+
+std::optional<std::size_t> first_out_of_range(const std::vector<std::pair<std::uintptr_t, std::int64_t>>& indices) {
+    std::vector<cpu::Index> found;
+    for (const auto& [address, size] : indices) found.push_back({reinterpret_cast<const std::int64_t*>(address), size});
+    return cpu::first_out_of_range(found);
+}
+
+void permute(std::vector<SourceTuple> sources, const std::vector<std::uintptr_t>& outputs, int threads) {
+    const py::gil_scoped_release release;
+    cpu::permute(sources_of(sources), outputs, threads);
+}
+
+void lerp_permuted(const TensorTable& table, std::vector<SourceTuple> sources, const std::vector<Dtype>& dtypes,
+                   const std::vector<double>& weights, int threads) {
+    const py::gil_scoped_release release;
+    cpu::lerp_permuted(table, sources_of(sources), dtypes, weights, threads);
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
@@ -300,6 +331,11 @@ PYBIND11_MODULE(_cpu, m) {
           py::call_guard<py::gil_scoped_release>());
     m.def("weighted_sum", &cpu::weighted_sum, py::arg("table"), py::arg("weights"), py::arg("threads"),
           py::call_guard<py::gil_scoped_release>());
+
+    m.def("first_out_of_range", &first_out_of_range, py::arg("indices"));
+    m.def("permute", &permute, py::arg("sources"), py::arg("outputs"), py::arg("threads"));
+    m.def("lerp_permuted", &lerp_permuted, py::arg("table"), py::arg("sources"), py::arg("dtypes"), py::arg("weights"),
+          py::arg("threads"));
 
     py::enum_<cpu::Vote>(m, "Vote")
         .value("none", cpu::Vote::none)

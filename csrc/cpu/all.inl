@@ -6,6 +6,7 @@
 
 #include "consensus.inl"
 
+#include "permute.inl"
 #include "reduce.inl"
 #include "select.inl"
 
@@ -16,5 +17,7 @@ inline Loops provided(const char* name) {
             consensus,
             l1,
             gram,
+            {gather<std::int32_t>, gather<std::int64_t>},
+            stream_bytes,
             {selection<std::int16_t>(), selection<std::int32_t>(), selection<std::int64_t>()}};
 }

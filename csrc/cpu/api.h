@@ -4,6 +4,7 @@
 #pragma once
 
 #include <cstdint>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -105,6 +106,29 @@ struct Ranks {
 // Groups are all rows together, or each row, or its parts of `lengths`.
 Selection select(const Table& table, bool based, bool whole, const std::int64_t* lengths, const Ranks& ranks,
                  int threads);
+
+// What permute reads one tensor of: the axes of the result as they lie in memory, from outer to inner with no gaps.
+struct Source {
+    std::uintptr_t address;
+    std::int64_t element_size;                 // bytes
+    std::vector<std::int64_t> shape, strides;  // of the axes; strides within the source, in elements
+    std::vector<const std::int64_t*> indices;  // of each axis, as many entries as it is long; none where it stays
+};
+struct Index {
+    const std::int64_t* values;
+    std::int64_t size;
+};
+
+// The first index with an entry that is not within 0 .. size - 1.
+std::optional<std::size_t> first_out_of_range(const std::vector<Index>& indices);
+
+// out[i0, i1, ...] = x[idx0[i0], idx1[i1], ...] for every tensor; outputs are disjoint from all sources.
+void permute(const std::vector<Source>& sources, const std::vector<std::uintptr_t>& outputs, int threads);
+
+// lerp of the first input of each row and what is read through sources[r], of dtypes[r]; outputs are disjoint from all
+// sources.
+void lerp_permuted(const Table& table, const std::vector<Source>& sources, const std::vector<Dtype>& dtypes,
+                   const std::vector<double>& weights, int threads);
 
 // Instruction sets compiled in, from the plainest to the widest: "base", then "v3" (AVX2) and "v4" (AVX-512) on x86-64.
 struct InstructionSet {

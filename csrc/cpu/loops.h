@@ -59,6 +59,10 @@ constexpr std::int64_t segment = 1 << 16;  // elements: few enough to be counted
 constexpr std::int64_t lanes = 16;
 constexpr std::int64_t block = 4096;  // elements; a multiple of a chunk
 
+template <class Offset>
+using GatherLoop = void (*)(const char* source, const Offset* offsets, std::int64_t count, std::int64_t unit,
+                            char* out);
+
 struct Loops {
     const char* name;
     void (*lerp)(const Range&, double weight);
@@ -70,6 +74,9 @@ struct Loops {
     void (*l1)(const Range&, const Plan&, std::size_t row, double* sums);
     // The dot products, likewise: sums[block][model][model], lower triangle.
     void (*gram)(const Range&, bool based, double* sums);
+    // Units of `unit` bytes at source + offsets[0], source + offsets[1], ..., one after the other.
+    std::tuple<GatherLoop<std::int32_t>, GatherLoop<std::int64_t>> gather;
+    void (*stream)(char* out, const char* scratch, std::int64_t bytes);  // past the caches; both aligned to a line
     std::tuple<SelectionLoops<std::int16_t>, SelectionLoops<std::int32_t>, SelectionLoops<std::int64_t>> selection;
 };
 

@@ -9,7 +9,7 @@
 namespace isthmus::cpu {
 
 constexpr std::int64_t stream_bytes = 1 << 24;  // above this, outputs would only push useful data out of the caches
-constexpr std::int64_t grain = 1024;            // elements: threads share no cache line of an output
+constexpr std::int64_t grain = 1024;            // elements or bytes: threads share no cache line of an output
 
 // Whether an output is also an input. Empty tensors have no address of their own.
 inline bool in_place(const Table& table) {
@@ -19,31 +19,41 @@ inline bool in_place(const Table& table) {
     return false;
 }
 
+// Split rows of so many elements, or bytes, evenly between threads: body(row, begin, end, thread) for each part of a
+// row, in order.
+template <class Body>
+void for_shares(const std::vector<std::int64_t>& sizes, int threads, Body body) {
+    std::int64_t total = 0;
+    for (const std::int64_t size : sizes) total += size;
+    run_parallel(threads, [&](int k) {
+        const std::int64_t from = total / threads * k + std::min<std::int64_t>(total % threads, k);
+        const std::int64_t to = total / threads * (k + 1) + std::min<std::int64_t>(total % threads, k + 1);
+        const auto cut = [&](std::int64_t at, std::int64_t size) {
+            return at >= size ? size : std::max<std::int64_t>(at, 0) / grain * grain;
+        };
+        std::int64_t row_start = 0;
+        for (std::size_t r = 0; r < sizes.size() && row_start < to; row_start += sizes[r++]) {
+            const std::int64_t begin = cut(from - row_start, sizes[r]), end = cut(to - row_start, sizes[r]);
+            if (begin < end) body(r, begin, end, k);
+        }
+#if defined(__x86_64__)
+        _mm_sfence();  // of what was written past the caches
+#endif
+    });
+}
+
 // Split the elements of all rows evenly between threads: body(range, row, thread) for each range, in order.
 template <class Body>
 void for_ranges(const Table& table, int threads, Body body) {
-    std::int64_t elements = 0, read = 0, written = 0;
+    std::int64_t read = 0, written = 0;
     for (std::size_t r = 0; r < table.rows(); ++r) {
-        elements += table.numel[r];
         written += table.numel[r] * size_of(table.outputs[r].dtype);
         for (const Operand* x = table.row(r); x != table.row(r + 1); ++x) read += table.numel[r] * size_of(x->dtype);
     }
     threads = useful_threads(read + written, threads);
     const bool stream = written >= stream_bytes && !in_place(table);
-    run_parallel(threads, [&](int k) {
-        const std::int64_t from = elements / threads * k + std::min<std::int64_t>(elements % threads, k);
-        const std::int64_t to = elements / threads * (k + 1) + std::min<std::int64_t>(elements % threads, k + 1);
-        const auto cut = [&](std::int64_t at, std::int64_t numel) {
-            return at >= numel ? numel : std::max<std::int64_t>(at, 0) / grain * grain;
-        };
-        std::int64_t row_start = 0;
-        for (std::size_t r = 0; r < table.rows() && row_start < to; row_start += table.numel[r++]) {
-            const std::int64_t begin = cut(from - row_start, table.numel[r]), end = cut(to - row_start, table.numel[r]);
-            if (begin < end) body(Range{table.row(r), table.width, table.outputs[r], begin, end, stream}, r, k);
-        }
-#if defined(__x86_64__)
-        if (stream) _mm_sfence();
-#endif
+    for_shares(table.numel, threads, [&](std::size_t r, std::int64_t begin, std::int64_t end, int k) {
+        body(Range{table.row(r), table.width, table.outputs[r], begin, end, stream}, r, k);
     });
 }
 

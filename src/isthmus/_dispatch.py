@@ -25,6 +25,7 @@ FORCED = os.environ.get("ISTHMUS_BACKEND", "auto")  # what "auto" means in this 
 SHARED_ELEMENTS = 1 << 20  # of outputs that may share one allocation: a view kept by the user keeps no more alive
 
 Column = list[Tensor]
+Indices = Sequence[Tensor | None]  # of one tensor, one for each dimension
 
 
 def choose(backend: str, device: torch.device) -> str:
@@ -149,6 +150,134 @@ def weighted_sum(
         ),
         cpp=lambda module, table: module.weighted_sum(table, flat, torch.get_num_threads()),
     )
+
+
+def permute(tensors: Column, indices: Sequence[Indices], *, out: Column | None, backend: str) -> Column:
+    """``isthmus.ops.permute`` for every tensor, with an entry for each of its dimensions.
+
+    Raises:
+        InputError: an index has an entry that is not within its axis.
+    """
+    if not tensors:
+        return []
+    chosen = choose(backend, tensors[0].device)
+    indices = _within_range(tensors, indices)
+    outputs = [torch.empty_like(tensor) for tensor in tensors] if out is None else out
+    if chosen == "cpp":
+        results = outputs if out is None else [_dense(target) for target in out]
+        plain = [tensor.detach().resolve_conj().resolve_neg() for tensor in tensors]
+        addresses = [result.data_ptr() for result in results]
+        _native.cpu().permute(_sources(plain, indices, results), addresses, torch.get_num_threads())
+    else:
+        results = [reference.permute(tensor.detach(), index) for tensor, index in zip(tensors, indices, strict=True)]
+    for target, result in zip(outputs, results, strict=True):
+        if target is not result:
+            target.copy_(result)
+    if out is not None:
+        _versions.wrote(out)
+    return outputs
+
+
+def permute_adjoint(gradient: Tensor, indices: Indices, *, backend: str) -> Tensor:
+    """The gradient of ``permute``: by the inverses of its indices where each is a permutation, else added up."""
+    inverses = [None if index is None else _inverse(index) for index in indices]
+    if all(inverse is not None or index is None for inverse, index in zip(inverses, indices, strict=True)):
+        return permute([gradient], [inverses], out=None, backend=backend)[0]
+    return torch.empty_like(gradient).copy_(reference.permute_adjoint(gradient, indices))
+
+
+def lerp_permuted(
+    a: Column,
+    b: Column,
+    weights: list[float],
+    indices: Sequence[Indices],
+    *,
+    out: Column | None,
+    backend: str,
+    table: Any = None,
+) -> Column:
+    """``isthmus.ops.lerp_permuted`` for every row, with one weight for all rows or one for each.
+
+    ``table`` is what ``plain_table`` made of the same tensors.
+
+    Raises:
+        InputError: an index has an entry that is not within its axis.
+    """
+    if not a:
+        return []
+    if choose(backend, a[0].device) == "reference":
+        permuted = permute(b, indices, out=None, backend="reference")
+        return lerp(a, permuted, weights, out=out, backend="reference")
+    indices = _within_range(b, indices)
+    module = _native.cpu()
+    outputs = [torch.empty_like(tensor) for tensor in a] if out is None else out
+    late: list[tuple[Tensor, Tensor]] = []
+    if table is None:
+        table, results, late = _strided_table(module, [a], outputs, c_order=False)
+    else:
+        results = outputs
+        if out is None:
+            table.set_outputs(outputs)
+    real = [_real(tensor) for tensor in b]
+    pairs = [(*index, None) if tensor.is_complex() else index for tensor, index in zip(b, indices, strict=True)]
+    dtypes = [_dtype_codes(module)[tensor.dtype] for tensor in real]
+    module.lerp_permuted(table, _sources(real, pairs, results), dtypes, weights, torch.get_num_threads())
+    for target, result in late:
+        target.copy_(result)
+    if out is not None:
+        _versions.wrote(out)
+    return outputs
+
+
+def _within_range(tensors: Column, indices: Sequence[Indices]) -> list[Indices]:
+    """The indices in contiguous memory; refuses entries that are not within their axes."""
+    indices = [[None if index is None else index.contiguous() for index in entry] for entry in indices]
+    given = [index for entry in indices for index in entry if index is not None]
+    module, _ = _native.load_cpu()
+    if module is not None and tensors[0].device.type == "cpu":
+        bad = module.first_out_of_range([(index.data_ptr(), len(index)) for index in given])
+    else:
+        bad = next((i for i, x in enumerate(given) if len(x) and not 0 <= x.min() <= x.max() < len(x)), None)
+    if bad is not None:
+        places = [(row, axis) for row, entry in enumerate(indices) for axis, x in enumerate(entry) if x is not None]
+        (row, axis), index = places[bad], given[bad]
+        outside = index[(index < 0) | (index >= len(index))][0].item()
+        which = f"tensor {row}" if len(tensors) > 1 else "the tensor"
+        raise InputError(
+            f"the index of {which} along axis {axis} has the entry {outside}, expected 0 to {len(index) - 1}."
+        )
+    return indices
+
+
+def _inverse(index: Tensor) -> Tensor | None:
+    """The inverse of an index that is a permutation."""
+    inverse = torch.full_like(index, -1)
+    inverse[index] = torch.arange(len(index), device=index.device)
+    return None if (inverse < 0).any() else inverse
+
+
+def _dense(target: Tensor) -> Tensor:
+    """The tensor to write in place of an output: itself if it has no gaps."""
+    return target if target.stride() == torch.empty_like(target).stride() else target.new_empty(target.shape)
+
+
+def _sources(tensors: Column, indices: Sequence[Indices], results: Column) -> list[tuple[Any, ...]]:
+    """What the extension reads permuted tensors by, their axes in the order in which those of ``results`` lie."""
+    sources = []
+    for tensor, index, result in zip(tensors, indices, results, strict=True):
+        shape, stride = tensor.shape, tensor.stride()
+        axes = range(tensor.dim())
+        order = axes if result.is_contiguous() else sorted(axes, key=result.stride, reverse=True)
+        sources.append(
+            (
+                tensor.data_ptr(),
+                tensor.element_size(),
+                [shape[d] for d in order],
+                [stride[d] for d in order],
+                [0 if x is None else x.data_ptr() for x in (index[d] for d in order)],
+            )
+        )
+    return sources
 
 
 def select(
@@ -315,7 +444,7 @@ def _run_cpp(
         cpp(module, table)
         return outputs
     outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
-    table, late = _strided_table(module, columns, outputs, c_order=c_order)
+    table, _, late = _strided_table(module, columns, outputs, c_order=c_order)
     cpp(module, table)
     for target, result in late:
         target.copy_(result)
@@ -330,13 +459,14 @@ def _input_table(module: Any, columns: Sequence[Column]) -> Any:
 
 def _strided_table(
     module: Any, columns: Sequence[Column], outputs: Column, *, c_order: bool
-) -> tuple[Any, list[tuple[Tensor, Tensor]]]:
-    """A table of tensors of any strides, through contiguous copies where need be.
+) -> tuple[Any, Column, list[tuple[Tensor, Tensor]]]:
+    """A table of tensors of any strides, through contiguous copies where need be, and the tensors that it writes.
 
     Tensors of a row that are dense and alike need none, unless places are counted in C-order (``c_order``). Outputs
     that are not in C-order are returned, each with the tensor that is written in its stead.
     """
     keep: list[Tensor] = []
+    results: list[Tensor] = []
     late: list[tuple[Tensor, Tensor]] = []
     numel: list[int] = []
     rows = []
@@ -349,12 +479,13 @@ def _strided_table(
             if not result.is_contiguous():
                 late.append((result, torch.empty_like(result, memory_format=torch.contiguous_format)))
                 result = late[-1][1]
-        keep += [*operands, result]
+        keep += operands
+        results.append(result)
         numel.append(result.numel())
         rows.append([(x.data_ptr(), _dtype_codes(module)[x.dtype]) for x in (*operands, result)])
     table = module.Table(numel, rows)
-    table.keep_alive = keep
-    return table, late
+    table.keep_alive = keep + results
+    return table, results, late
 
 
 def _real(tensor: Tensor) -> Tensor:

@@ -32,6 +32,9 @@ _library.define("lerp(Tensor a, Tensor b, Tensor weight, str backend) -> Tensor"
 _library.define("lerp_out(Tensor a, Tensor b, Tensor weight, str backend, *, Tensor(out!) out) -> ()")
 _library.define("weighted_sum(Tensor[] tensors, Tensor weights, str backend) -> Tensor")
 _library.define("weighted_sum_out(Tensor[] tensors, Tensor weights, str backend, *, Tensor(out!) out) -> ()")
+_library.define("permute(Tensor tensor, Tensor[] indices, int[] axes, str backend) -> Tensor")
+_library.define("permute_out(Tensor tensor, Tensor[] indices, int[] axes, str backend, *, Tensor(out!) out) -> ()")
+_library.define("permute_adjoint(Tensor gradient, Tensor[] indices, int[] axes, str backend) -> Tensor")
 
 # A plan as arguments, and the columns, base first, one after the other.
 _PLAN = (
@@ -81,11 +84,32 @@ def _weighted_sum_out(tensors: list[Tensor], weights: Tensor, backend: str, *, o
     _dispatch.weighted_sum([[x] for x in tensors], weights.tolist(), out=[out], backend=backend)
 
 
+def _permute(tensor: Tensor, indices: list[Tensor], axes: list[int], backend: str) -> Tensor:
+    return _dispatch.permute([tensor], [_by_axis(tensor, indices, axes)], out=None, backend=backend)[0]
+
+
+def _permute_out(tensor: Tensor, indices: list[Tensor], axes: list[int], backend: str, *, out: Tensor) -> None:
+    _dispatch.permute([tensor], [_by_axis(tensor, indices, axes)], out=[out], backend=backend)
+
+
+def _permute_adjoint(gradient: Tensor, indices: list[Tensor], axes: list[int], backend: str) -> Tensor:
+    return _dispatch.permute_adjoint(gradient, _by_axis(gradient, indices, axes), backend=backend)
+
+
+def _by_axis(tensor: Tensor, indices: list[Tensor], axes: list[int]) -> list[Tensor | None]:
+    """An index for each dimension, or None where it stays."""
+    given = dict(zip(axes, indices, strict=True))
+    return [given.get(axis) for axis in range(tensor.dim())]
+
+
 for _name, _kernel in {
     "lerp": _lerp,
     "lerp_out": _lerp_out,
     "weighted_sum": _weighted_sum,
     "weighted_sum_out": _weighted_sum_out,
+    "permute": _permute,
+    "permute_out": _permute_out,
+    "permute_adjoint": _permute_adjoint,
 }.items():
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
 
@@ -98,6 +122,10 @@ def _fake_weighted_sum(tensors: list[Tensor], weights: Tensor, backend: str) -> 
     return torch.empty_like(tensors[0])
 
 
+def _fake_permute(tensor: Tensor, indices: list[Tensor], axes: list[int], backend: str) -> Tensor:
+    return torch.empty_like(tensor)
+
+
 def _fake_out(*args: Any, out: Tensor) -> None:
     return None
 
@@ -106,6 +134,9 @@ torch.library.register_fake("isthmus::lerp", _fake_lerp, lib=_library)
 torch.library.register_fake("isthmus::weighted_sum", _fake_weighted_sum, lib=_library)
 torch.library.register_fake("isthmus::lerp_out", _fake_out, lib=_library)
 torch.library.register_fake("isthmus::weighted_sum_out", _fake_out, lib=_library)
+torch.library.register_fake("isthmus::permute", _fake_permute, lib=_library)
+torch.library.register_fake("isthmus::permute_out", _fake_out, lib=_library)
+torch.library.register_fake("isthmus::permute_adjoint", _fake_permute, lib=_library)
 
 
 def _save_lerp(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -165,6 +196,45 @@ torch.library.register_autograd("isthmus::lerp", _lerp_backward, setup_context=_
 torch.library.register_autograd(
     "isthmus::weighted_sum", _weighted_sum_backward, setup_context=_save_weighted_sum, lib=_library
 )
+
+
+# permute is linear, and its adjoint's adjoint is permute again.
+
+
+def _save_indices(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    _, indices, ctx.axes, ctx.backend = inputs
+    ctx.save_for_backward(*indices)
+
+
+def _permute_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    result = torch.ops.isthmus.permute_adjoint(grad, list(ctx.saved_tensors), ctx.axes, ctx.backend)
+    return result, *_no_gradients(ctx.axes)
+
+
+def _permute_adjoint_backward(ctx: Any, grad: Tensor) -> tuple[Any, ...]:
+    result = torch.ops.isthmus.permute(grad, list(ctx.saved_tensors), ctx.axes, ctx.backend)
+    return result, *_no_gradients(ctx.axes)
+
+
+def _no_gradients(axes: list[int]) -> tuple[Any, ...]:
+    """Those of indices, axes and the backend; autograd takes an empty list of numbers for one of tensors."""
+    return [None for _ in axes], None if axes else [], None
+
+
+torch.library.register_autograd("isthmus::permute", _permute_backward, setup_context=_save_indices, lib=_library)
+torch.library.register_autograd(
+    "isthmus::permute_adjoint", _permute_adjoint_backward, setup_context=_save_indices, lib=_library
+)
+
+
+def permute(tensor: Tensor, indices: Sequence[Tensor | None], *, out: Tensor | None, backend: str) -> Tensor:
+    """``isthmus.ops.permute`` of one tensor."""
+    axes = [axis for axis, index in enumerate(indices) if index is not None]
+    given = [index for index in indices if index is not None]
+    if out is None:
+        return torch.ops.isthmus.permute(tensor, given, axes, backend)  # type: ignore[no-any-return]
+    torch.ops.isthmus.permute_out(tensor, given, axes, backend, out=out)
+    return out
 
 
 def lerp(a: Tensor, b: Tensor, weight: Tensor, *, out: Tensor | None, backend: str) -> Tensor:

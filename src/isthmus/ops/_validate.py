@@ -62,6 +62,19 @@ def factor_tensor(weight: float | Tensor) -> Tensor:
     return torch.tensor(factor(weight), dtype=torch.float64)
 
 
+def weight_of_each(weight: float | Tensor | Sequence[float], rows: int) -> Sequence[float | Tensor]:
+    """The one weight of all rows, or those of each."""
+    if isinstance(weight, Tensor):
+        if weight.dim() != 1 or weight.numel() == 1 or weight.numel() != rows:
+            return [weight]
+        return weight.unbind()
+    if not isinstance(weight, Sequence):
+        return [weight]
+    if len(weight) != rows:
+        raise InputError(f"weight has {len(weight)} entries and there are {rows} tensors; give one for each, or one.")
+    return weight
+
+
 def _check_one_element(weight: Tensor) -> None:
     if weight.numel() != 1:
         raise InputError(f"weight is a tensor of shape {tuple(weight.shape)}, expected one element.")
@@ -134,7 +147,13 @@ def _number(value: Any, name: str, low: float, high: float) -> float:
     return number
 
 
-def validate(columns: Sequence[list[Tensor]], names: Sequence[str], out: list[Tensor] | None) -> Any:
+def validate(
+    columns: Sequence[list[Tensor]],
+    names: Sequence[str],
+    out: list[Tensor] | None,
+    *,
+    dtypes: Sequence[torch.dtype] = DTYPES,
+) -> Any:
     """Check that rows of tensors can be combined, and that outputs alias at most one input of their own row.
 
     Returns the compiled extension's table of the tensors if it has vouched for them already, which is the quick way.
@@ -151,7 +170,7 @@ def validate(columns: Sequence[list[Tensor]], names: Sequence[str], out: list[Te
                 f"{label} has {len(column)} tensors and {labels[0]} has {len(columns[0])}; give equally long lists."
             )
     for index, row in enumerate(zip(*everything, strict=True)):
-        _validate_row(row, [f"{label}[{index}]" if len(columns[0]) > 1 else label for label in labels])
+        _validate_row(row, [f"{label}[{index}]" if len(columns[0]) > 1 else label for label in labels], dtypes)
     if out is not None and not compiling:
         refuse_overlap(
             [Placed(f"out[{row}]", row, tensor) for row, tensor in enumerate(out)],
@@ -164,7 +183,7 @@ def validate(columns: Sequence[list[Tensor]], names: Sequence[str], out: list[Te
     return None
 
 
-def _validate_row(row: Sequence[Tensor], labels: Sequence[str]) -> None:
+def _validate_row(row: Sequence[Tensor], labels: Sequence[str], dtypes: Sequence[torch.dtype]) -> None:
     """Check the kind, dtype, shape and device of the tensors that are combined with each other."""
     first = row[0]
     for tensor, label in zip(row, labels, strict=True):
@@ -179,10 +198,11 @@ def _validate_row(row: Sequence[Tensor], labels: Sequence[str]) -> None:
             raise InputError(
                 f"{label} has layout {tensor.layout}, expected a dense tensor; convert it with to_dense()."
             )
-        if tensor.dtype not in DTYPES:
+        if tensor.dtype not in dtypes:
+            why = "; integers and booleans are never averaged" if dtypes is DTYPES else ""
             raise InputError(
-                f"{label} has dtype {tensor.dtype}, expected one of {', '.join(map(str, DTYPES))}. "
-                "Convert it first; integers and booleans are never averaged."
+                f"{label} has dtype {tensor.dtype}, expected one of {', '.join(map(str, dtypes))}. "
+                f"Convert it first{why}."
             )
         if tensor.is_complex() != first.is_complex():
             raise InputError(

@@ -20,6 +20,7 @@ from ._validate import (
     per_model,
     refuse_gradient_of_out,
     validate,
+    weight_of_each,
 )
 
 
@@ -69,28 +70,15 @@ def lerp(
     requires_grad = any_requires_grad(weight, columns, table)
     if _library.is_needed(requires_grad):
         refuse_gradient_of_out(requires_grad, targets)
-        factors = [factor_tensor(w) for w in _each(weight, len(columns[0]))]
+        factors = [factor_tensor(w) for w in weight_of_each(weight, len(columns[0]))]
         results = [
             _library.lerp(x, y, factors[i % len(factors)], out=None if targets is None else targets[i], backend=backend)
             for i, (x, y) in enumerate(zip(*columns, strict=True))
         ]
     else:
-        values = [factor(w) for w in _each(weight, len(columns[0]))]
+        values = [factor(w) for w in weight_of_each(weight, len(columns[0]))]
         results = _dispatch.lerp(columns[0], columns[1], values, out=targets, backend=backend, table=table)
     return results[0] if isinstance(a, Tensor) else results
-
-
-def _each(weight: float | Tensor | Sequence[float], rows: int) -> Sequence[float | Tensor]:
-    """The one weight of all rows, or those of each."""
-    if isinstance(weight, Tensor):
-        if weight.dim() != 1 or weight.numel() == 1 or weight.numel() != rows:
-            return [weight]
-        return weight.unbind()
-    if not isinstance(weight, Sequence):
-        return [weight]
-    if len(weight) != rows:
-        raise InputError(f"weight has {len(weight)} entries and there are {rows} tensors; give one for each, or one.")
-    return weight
 
 
 @overload

@@ -11,6 +11,7 @@ never do.
 
 from .consensus import Plan, Random, Stats, consensus, consensus_gradient, l1
 from .elementwise import compute_dtype, lerp, narrow, weighted_sum
+from .permute import permute, permute_adjoint
 from .random import philox, random_keys, random_words
 from .reductions import gram
 from .selection import NO_INDEX, Cuts, Groups, Selected, select
@@ -30,6 +31,8 @@ __all__ = [
     "l1",
     "lerp",
     "narrow",
+    "permute",
+    "permute_adjoint",
     "philox",
     "random_keys",
     "random_words",
