@@ -124,7 +124,7 @@ def moments(model: nn.Module, inputs: torch.Tensor) -> dict[str, tuple[torch.Ten
 @pytest.mark.parametrize("alpha", [0.5, 0.2])
 def test_every_layer_has_the_goal_statistics(make, alpha):
     merged, a, b = models(make, alpha)
-    found = moments(repair(merged, a, b, samples(), alpha=alpha, batch_size=47), samples())
+    found = moments(repair(merged, a, b, samples(), alpha=alpha, outputs=True, batch_size=47), samples())
     first, second, before = (moments(model, samples()) for model in (a, b, merged))
     assert found.keys() == first.keys()
     for name, (mean, deviation) in found.items():
@@ -139,9 +139,9 @@ def test_the_function_of_a_linear_layer_by_hand():
     for layer, (weight, bias) in zip((a, b, merged), ((2, 0), (-6, 4), (-2, 2)), strict=True):
         nn.init.constant_(layer.weight, weight)
         nn.init.constant_(layer.bias, bias)
-    fixed = repair(merged, a, b, torch.tensor([[-1.0], [1.0]]))
+    fixed = repair(merged, a, b, torch.tensor([[-1.0], [1.0]]), outputs=True)
     assert (fixed.weight.item(), fixed.bias.item()) == (-4, 2)
-    quarter = repair(merged, a, b, torch.tensor([[-1.0], [1.0]]), alpha=0.25)
+    quarter = repair(merged, a, b, torch.tensor([[-1.0], [1.0]]), alpha=0.25, outputs=True)
     assert (quarter.weight.item(), quarter.bias.item()) == (-3, 1)
 
 
@@ -157,7 +157,7 @@ def test_the_correction_is_folded_and_missing_biases_appear():
 def test_what_cannot_be_folded_is_wrapped():
     for make, names in ((Tied, {"first", "second"}), (parametrised, {"0"}), (odd, {"0"})):
         merged, a, b = models(make)
-        fixed = repair(merged, a, b, samples())
+        fixed = repair(merged, a, b, samples(), outputs=True)
         assert {name for name, module in fixed.named_modules() if isinstance(module, Repaired)} == names
     assert fixed.training
     assert all(module.training for module in fixed.modules())
@@ -165,7 +165,7 @@ def test_what_cannot_be_folded_is_wrapped():
 
 def test_tied_weights_stay_tied():
     merged, a, b = models(Tied)
-    fixed = repair(merged, a, b, samples())
+    fixed = repair(merged, a, b, samples(), outputs=True)
     assert fixed.first.layer.weight is fixed.second.layer.weight
     assert torch.equal(fixed.first.layer.weight, merged.first.weight)
 
@@ -229,19 +229,20 @@ def test_a_constant_unit_is_shifted_alone():
         for layer in (a, b):
             layer.weight.zero_()
             layer.bias.fill_(7)
-    fixed = repair(merged, a, b, torch.randn(40, 2, generator=torch.Generator().manual_seed(0)))
+    inputs = torch.randn(40, 2, generator=torch.Generator().manual_seed(0))
+    fixed = repair(merged, a, b, inputs, outputs=True)
     assert torch.equal(fixed.weight, torch.zeros(2, 2))  # the other unit's goal is a constant
     assert torch.equal(fixed.bias, torch.full((2,), 7.0))
     dead = copy.deepcopy(merged)
     nn.init.zeros_(dead.weight)
-    fixed = repair(dead, merged, merged, torch.randn(40, 2))
+    fixed = repair(dead, merged, merged, inputs, outputs=True)
     assert torch.equal(fixed.weight, dead.weight)
     assert fixed.bias.isfinite().all()
 
 
 def test_half_precision_is_corrected_in_float64():
     merged, a, b = (model.bfloat16() for model in models(mlp))
-    fixed = repair(merged, a, b, samples().bfloat16())
+    fixed = repair(merged, a, b, samples().bfloat16(), outputs=True)
     assert {value.dtype for value in fixed.state_dict().values()} == {torch.bfloat16}
     found, first, second = (moments(model.double(), samples()) for model in (fixed, a, b))
     for name, (_, deviation) in found.items():
@@ -256,7 +257,7 @@ class TestBatchNorm:
         merged, a, b = models(make)
         for model in (a, b):
             norms.reset_statistics(model, samples())
-        fixed = repair(merged, a, b, samples())
+        fixed = repair(merged, a, b, samples(), outputs=True)
         reset = copy.deepcopy(merged)
         norms.reset_statistics(reset, samples())
         for key in ("0.weight", "1.running_mean", "1.running_var", "1.weight"):
@@ -273,7 +274,7 @@ class TestBatchNorm:
         merged, a, b = models(make)
         for model in (a, b):
             norms.reset_statistics(model, samples())
-        fixed = repair(merged, a, b, samples(), batch_size=150)
+        fixed = repair(merged, a, b, samples(), outputs=True, batch_size=150)
         found, first, second = (moments(model, samples()) for model in (fixed, a, b))
         for name in ("0", "6"):
             for value, x, y in zip(found[name], first[name], second[name], strict=True):
@@ -290,22 +291,40 @@ class TestBatchNorm:
 
         merged, a, b = models(make)
         a[0].running_mean.fill_(3)
-        found, first, second = (moments(model, samples())["1"] for model in (repair(merged, a, b, samples()), a, b))
+        repaired = repair(merged, a, b, samples(), outputs=True)
+        found, first, second = (moments(model, samples())["1"] for model in (repaired, a, b))
         torch.testing.assert_close(found[0], (first[0] + second[0]) / 2)
+
+
+def test_layers_that_make_the_outputs_are_left_alone():
+    class Returning(nn.Module):
+        """Two heads, of which the model returns one as it is, and a hidden layer in between."""
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.first, self.hidden, self.second = nn.Linear(6, 2), nn.Linear(6, 8), nn.Linear(8, 2)
+
+        def forward(self, x):
+            return {"first": self.first(x), "second": self.second(self.hidden(x).relu()).log_softmax(1)}
+
+    merged, a, b = models(Returning)
+    fixed = repair(merged, a, b, samples())
+    for name, kept in (("first", True), ("hidden", False), ("second", True)):
+        assert torch.equal(getattr(fixed, name).weight, getattr(merged, name).weight) == kept
 
 
 def test_layers_that_are_not_called_are_named():
     class Attending(nn.Module):
         def __init__(self) -> None:
             super().__init__()
-            self.attention, self.head = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, 2)
+            self.attention, self.head = nn.MultiheadAttention(6, 2, batch_first=True), nn.Linear(6, 4)
 
         def forward(self, x):
-            return self.head(self.attention(x[:, None], x[:, None], x[:, None])[0])
+            return self.head(self.attention(x[:, None], x[:, None], x[:, None])[0]).log_softmax(-1)
 
     merged, a, b = models(Attending)
     with pytest.warns(IsthmusWarning, match=r"'attention\.out_proj' are not called"):
-        fixed = repair(merged, a, b, samples())
+        fixed = repair(merged, a, b, samples(), outputs=True)
     assert torch.equal(fixed.attention.out_proj.weight, merged.attention.out_proj.weight)
     assert not torch.equal(fixed.head.weight, merged.head.weight)
 
@@ -319,7 +338,7 @@ def test_what_cannot_be_repaired_is_refused():
     with pytest.raises(InputError, match="fewer than two examples"):
         repair(merged, a, b, [])
     with pytest.raises(InputError, match="nothing to repair"):
-        repair(nn.LayerNorm(6), nn.LayerNorm(6), nn.LayerNorm(6), samples().float())
+        repair(single(), single(), single(), samples().float())
     nn.init.constant_(b[0].bias, float("inf"))
     with pytest.raises(InputError, match="outputs of the layer '0' of model b are not finite"):
         repair(merged, a, b, samples())

@@ -22,6 +22,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.utils._pytree import tree_leaves
 
 from isthmus import norms
 from isthmus.errors import InputError, warn
@@ -70,10 +71,12 @@ class _Calls:
     Attributes:
         order: every call of a linear layer, a convolution or a BatchNorm layer.
         normalised: layers whose outputs go straight into a BatchNorm layer.
+        last: layers whose outputs the model returns.
     """
 
     order: list[str] = field(default_factory=list)
     normalised: set[str] = field(default_factory=set)
+    last: set[str] = field(default_factory=set)
 
 
 class _Stop(BaseException):
@@ -87,13 +90,14 @@ def repair(
     data: Tensor | Iterable[object],
     *,
     alpha: float = 0.5,
+    outputs: bool = False,
     batch_size: int = 256,
 ) -> nn.Module:
     """A merged model whose layers have the means and deviations between those of its ends.
 
-    Each unit of a linear layer (the last one too) and each channel of a convolution is corrected by
-    z ← (z − m) · s' / s + m', with its own mean m and standard deviation s over the data, before the activation
-    function, and the goals m' and s' interpolated between the ends'. The correction goes into weights and bias.
+    Each hidden unit of a linear layer and each channel of a convolution is corrected by z ← (z − m) · s' / s + m', with
+    its own mean m and standard deviation s over the data, before the activation function, and the goals m' and s'
+    interpolated between the ends'. The correction goes into weights and bias.
     Layers are measured and corrected one after the other in the order of the forward pass, each with those before it
     corrected already, so that at the end all have their goals, whatever the batch size. That takes one pass over the
     data up to each layer, and a whole one for each end. A unit that is constant in the merged model is only shifted.
@@ -117,6 +121,9 @@ def repair(
             model, or an iterable of batches (a ``DataLoader``), each a tensor of inputs or a sequence that begins with
             one. Batches are kept in memory.
         alpha: where the merged model lies between the ends.
+        outputs: whether layers whose outputs the model returns, and the one that is called last, are corrected too.
+            They are no hidden units, and the classes that they tell apart need not be as frequent in what a merged
+            model says as in what its ends say.
         batch_size: examples per forward pass where ``data`` is one tensor; only BatchNorm statistics depend on it.
 
     Returns:
@@ -139,8 +146,14 @@ def repair(
         with preserved_modes(result):
             result.eval()
             calls = _calls(result, batches[0][:2])
+            left = calls.normalised if outputs else calls.normalised | calls.last
             names = [name for name in dict.fromkeys(calls.order) if _is_affine(result.get_submodule(name))]
-            goals = _goals(merged, a, b, alpha, batches, [name for name in names if name not in calls.normalised])
+            if not norms.batch_norms(result) and left.issuperset(names):
+                raise InputError(
+                    f"{type(merged).__name__} has no hidden linear layer or convolution, called as a module, and no "
+                    "BatchNorm layer: there is nothing to repair. outputs=True corrects what it returns."
+                )
+            goals = _goals(merged, a, b, alpha, batches, [name for name in names if name not in left])
             result = _correct(result, goals, calls, batches)
     for module in result.modules():
         if isinstance(module, Repaired):
@@ -154,10 +167,13 @@ def _calls(model: nn.Module, inputs: Tensor) -> _Calls:
     producers: dict[int, tuple[weakref.ref[Tensor], str]] = {}  # id of an output -> the output, and whose it is
     handles = []
 
+    def producer(value: object) -> set[str]:
+        reference, name = producers.get(id(value), (None, ""))
+        return {name} if reference is not None and reference() is value else set()
+
     def normalises(_layer: nn.Module, args: tuple[Any, ...]) -> None:
-        reference, name = producers.get(id(args[0]), (None, "")) if args else (None, "")
-        if reference is not None and reference() is args[0]:
-            calls.normalised.add(name)
+        for value in args:
+            calls.normalised |= producer(value)
 
     def called(name: str) -> Any:
         def hook(layer: nn.Module, _args: object, output: object) -> None:
@@ -173,16 +189,12 @@ def _calls(model: nn.Module, inputs: Tensor) -> _Calls:
         if _is_norm(layer) or _is_affine(layer):
             handles.append(layer.register_forward_hook(called(name)))
     try:
-        model(inputs)
+        returned = model(inputs)
     finally:
         for handle in handles:
             handle.remove()
-    if not calls.order:
-        raise InputError(
-            f"the forward pass of {type(model).__name__} calls no linear layer, convolution or BatchNorm layer as a "
-            "module, so that there is nothing to repair."
-        )
     layers = [name for name, layer in model.named_modules() if _is_affine(layer)]
+    calls.last.update(*map(producer, tree_leaves(returned)), [name for name in calls.order if name in layers][-1:])
     if missing := [name for name in layers if name not in calls.order]:
         warn(f"{', '.join(map(repr, missing))} are not called as modules; they are left as they are.")
     return calls
