@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Mapping, Sequence
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from torch import Tensor, nn
 
@@ -13,11 +13,15 @@ from isthmus.errors import warn
 from isthmus.merging.sources import Source
 
 from .adaptive import COARSE_POINTS, Refinement
+from .align import scan_aligned
 from .evaluate import Data
 from .line_walk import MIDPOINT, A, B, LineWalk
 from .points import scan_points
 from .result import PathResult
 from .walk import Evaluate, Progress
+
+if TYPE_CHECKING:
+    from .align import Align
 
 ADAPTIVE = "adaptive"
 MARKS = (A, B, MIDPOINT)  # evaluated first, because results are measured by them
@@ -35,6 +39,7 @@ def scan_line(
     refine_by: Sequence[str] = ("loss",),
     max_points: int = 201,
     base: Source | None = None,
+    align: Align | None = None,
     bn: str = "auto",
     bn_data: Data | Tensor | None = None,
     bn_batch_size: int = 256,
@@ -76,6 +81,10 @@ def scan_line(
             few samples, take many points. A curve with a value that is not finite counts no more.
         max_points: an adaptive scan has at most as many points, and warns if they do not suffice.
         base: the model from which the task vectors of A and B are measured, for their cosine.
+        align: a ``PermutationSpec``: the units of B are matched to A's by ``isthmus.match.weight_matching``, and both
+            lines are scanned, from A to B in the order found and to B as it is. The result is that of the first, the
+            other is its ``naive``, and ``barrier_cut`` compares them. A tuple of a spec and a permutation or
+            ``Matching`` is taken as it is. Progress counts each line by itself.
         bn: what happens to running statistics of BatchNorm layers: "keep" interpolates them like weights; "reset"
             re-estimates them at every point (``isthmus.norms.reset_statistics``); "auto" resets where the model has
             such layers and ``bn_data`` is given, else keeps, with a warning if it has such layers.
@@ -91,7 +100,8 @@ def scan_line(
         checkpoint: a file that every finished point is appended to at once. A scan that was interrupted, given the same
             file, goes on; a longer one takes the points that it has. Ends and midpoint are evaluated again, because
             their outputs are compared. What decides the values (models, data, metrics, BatchNorm policy) stands in the
-            file too, and must be the same; of metrics and evaluators that are functions, their names.
+            file too, and must be the same; of metrics and evaluators that are functions, their names. With ``align=``,
+            the naive line has a file of its own, with ``.naive`` after the name.
 
     Raises:
         InputError: A, B or the base do not have the model's tensors, an argument is out of range, or the checkpoint
@@ -105,26 +115,32 @@ def scan_line(
             found values that are not finite on every curve; or running statistics are kept for lack of ``bn_data``.
     """
     points = line_points(alphas)
-    walk = LineWalk(
-        *(model, a, b, evaluate),
-        base=base,
-        representation=representation,
-        higher_is_better=tuple(higher_is_better),
-        bn=bn,
-        bn_data=bn_data,
-        bn_batch_size=bn_batch_size,
-        backend=backend,
-        progress=progress,
-        checkpoint=checkpoint,
-    )
-    return run_line(
-        *(walk, points),
-        tol=tol,
-        refine=refine,
-        refine_by=refine_by,
-        higher_is_better=higher_is_better,
-        max_points=max_points,
-    )
+
+    def scan(b: Source, checkpoint: str | os.PathLike[str] | None) -> PathResult:
+        walk = LineWalk(
+            *(model, a, b, evaluate),
+            base=base,
+            representation=representation,
+            higher_is_better=tuple(higher_is_better),
+            bn=bn,
+            bn_data=bn_data,
+            bn_batch_size=bn_batch_size,
+            backend=backend,
+            progress=progress,
+            checkpoint=checkpoint,
+        )
+        return run_line(
+            *(walk, points),
+            tol=tol,
+            refine=refine,
+            refine_by=refine_by,
+            higher_is_better=higher_is_better,
+            max_points=max_points,
+        )
+
+    if align is None:
+        return scan(b, checkpoint)
+    return scan_aligned(scan, align, a, b, checkpoint=checkpoint, backend=backend)
 
 
 def line_points(alphas: int | Sequence[float] | str) -> list[float] | None:

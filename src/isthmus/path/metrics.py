@@ -75,6 +75,11 @@ def gain_over_better(merged: float, ends: tuple[float, float], *, higher_is_bett
     return merged - float(np.max(ends)) if higher_is_better else float(np.min(ends)) - merged
 
 
+def relative_cut(before: float, after: float) -> float:
+    r"""How much of a barrier is gone, :math:`1 - h_\text{after} / h_\text{before}`; NaN if there was none."""
+    return 1 - after / before if before > 0 else math.nan
+
+
 def integral(values: ArrayLike, positions: ArrayLike) -> float:
     r"""The mean along a path weighted by length, :math:`\int L\,\mathrm ds / \int \mathrm ds`, by the trapezoidal rule.
 

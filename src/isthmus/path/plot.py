@@ -31,7 +31,8 @@ def plot_path(
     """Draw metrics along the path, one panel each: a curve per split, its chord, its barrier and its gain.
 
     The dashed chord between the ends is what the linear barrier is measured against: a dotted bar shows that barrier
-    where it is positive, a broad bar at alpha = 1/2 the gain. Their sizes stand in the legend.
+    where it is positive, a broad bar at alpha = 1/2 the gain. Their sizes stand in the legend. Beside an aligned line
+    the naive one is drawn, as a pale dash-dotted curve.
 
     Args:
         result: what ``scan_line`` returned.
@@ -51,7 +52,10 @@ def plot_path(
     for axes, metric in zip(given, chosen, strict=True):
         splits = [name for name, table in shown.items() if metric in table]
         for index, name in enumerate(splits):
-            _draw(axes, result, name, metric, COLOURS[index % len(COLOURS)], MARKERS[index % len(MARKERS)])
+            colour = COLOURS[index % len(COLOURS)]
+            if result.naive is not None and metric in result.naive.values.get(name, {}):
+                _draw_naive(axes, result.naive, name, metric, colour)
+            _draw(axes, result, name, metric, colour, MARKERS[index % len(MARKERS)])
         axes.set_xlabel(f"{'α' if result.positions is None else 't'} (0: model A, 1: model B)")
         axes.set_ylabel(LABELS.get(metric, metric))
         axes.legend(fontsize="small", frameon=False, loc="lower left", bbox_to_anchor=(0, 1))  # above: it hides nothing
@@ -108,9 +112,15 @@ def panels(
     return given, chosen
 
 
+def _draw_naive(ax: Axes, naive: PathResult, split: str, metric: str, colour: str) -> None:
+    label = f"{split}, naive: barrier {naive.summary[split][metric].linear_barrier:.3g}"
+    ax.plot(naive.alphas, naive.values[split][metric], color=colour, linestyle="-.", alpha=0.6, label=label)
+
+
 def _draw(ax: Axes, result: PathResult, split: str, metric: str, colour: str, marker: str) -> None:
     values, figures = result.values[split][metric], result.summary[split][metric]
-    label = f"{split}: gain {figures.gain:+.3g}, barrier {figures.linear_barrier:.3g}"
+    name = split if result.naive is None else f"{split}, aligned"
+    label = f"{name}: gain {figures.gain:+.3g}, barrier {figures.linear_barrier:.3g}"
     every = max(1, len(values) // 20)  # markers stay apart on dense scans
     ax.plot(result.alphas, values, color=colour, marker=marker, markersize=4, markevery=every, label=label)
     ax.plot([0, 1], figures.ends, color=colour, linestyle="--", linewidth=1)

@@ -71,6 +71,9 @@ class PathResult(Recorded):
             proportional to alpha.
         bn_seconds: how much of ``seconds`` went into re-estimating BatchNorm statistics, shape (points,); None where
             they were kept.
+        naive: the result of the line to B as it is, where this one leads to a B whose units were put in the order of
+            A's; else None.
+        permutation: the order of B's units on an aligned line: group -> where each unit comes from, int64.
     """
 
     KIND = "path result"
@@ -91,6 +94,8 @@ class PathResult(Recorded):
     complete: bool = True
     positions: NDArray[np.float64] | None = None
     bn_seconds: NDArray[np.float64] | None = None
+    naive: PathResult | None = None
+    permutation: dict[str, NDArray[np.int64]] = field(default_factory=dict)
 
     @cached_property
     def summary(self) -> dict[str, dict[str, Summary]]:
@@ -122,15 +127,44 @@ class PathResult(Recorded):
             integral=metrics.integral(values, positions) if len(alphas) > 1 else math.nan,
         )
 
-    def rows(self) -> Iterator[tuple[str, float, str, float]]:
-        """The tidy table: (split, alpha, metric, value)."""
-        return line_rows(self.alphas, self.values)
+    @cached_property
+    def barrier_cut(self) -> dict[str, dict[str, float]]:
+        """Split -> metric -> how much of the linear barrier of the naive line the alignment takes away.
+
+        1 less the ratio of both: 1 where no barrier is left, 0 where it is as high as before, negative where it is
+        higher. NaN where the naive line has no barrier. Empty for a line that is not aligned.
+        """
+        if self.naive is None:
+            return {}
+        naive = self.naive.summary
+        return {
+            split: {
+                metric: metrics.relative_cut(naive[split][metric].linear_barrier, figures.linear_barrier)
+                for metric, figures in table.items()
+                if metric in naive.get(split, {})
+            }
+            for split, table in self.summary.items()
+        }
+
+    def columns(self) -> tuple[str, ...]:
+        """The header of the tidy table; of an aligned line it says in front which line a row is of."""
+        return self.COLUMNS if self.naive is None else ("line", *self.COLUMNS)
+
+    def rows(self) -> Iterator[tuple[Any, ...]]:
+        """The tidy table: (split, alpha, metric, value), after "aligned" or "naive" where there are two lines."""
+        if self.naive is None:
+            yield from line_rows(self.alphas, self.values)
+            return
+        for name, result in (("aligned", self), ("naive", self.naive)):
+            for row in line_rows(result.alphas, result.values):
+                yield name, *row
 
     def content(self) -> dict[str, Any]:
         """Everything by name.
 
         ``correct`` has, per split, the number of samples and three base64 strings of bits, most significant first
-        (``numpy.packbits``). ``summary`` is there for readers and is computed again when read back.
+        (``numpy.packbits``). ``summary`` and ``barrier_cut`` are there for readers and are computed again when read
+        back.
         """
         return {
             "alphas": self.alphas,
@@ -148,6 +182,9 @@ class PathResult(Recorded):
             "complete": self.complete,
             "positions": self.positions,
             "bn_seconds": self.bn_seconds,
+            "naive": None if self.naive is None else self.naive.to_dict(),
+            "permutation": self.permutation,
+            "barrier_cut": self.barrier_cut,
         }
 
     @classmethod
@@ -168,6 +205,8 @@ class PathResult(Recorded):
             complete=content["complete"],
             positions=None if content.get("positions") is None else array(content["positions"]),
             bn_seconds=None if content.get("bn_seconds") is None else array(content["bn_seconds"]),
+            naive=None if content.get("naive") is None else cls.from_dict(content["naive"]),
+            permutation={name: np.array(order, np.int64) for name, order in content.get("permutation", {}).items()},
         )
 
     def plot(
