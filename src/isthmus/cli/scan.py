@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,30 +10,19 @@ import torch
 import typer
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
-from torch import nn
 
 from isthmus._optional import optional
 from isthmus.errors import FileError, InputError
 from isthmus.io import atomic_write
 from isthmus.path import Evaluator, PathResult, PlaneResult, scan_line, scan_plane
-from isthmus.train import Data, Pair, build_model, load_data
+from isthmus.train import Data
 from isthmus.train.sweep import BN_SAMPLES
 
 from .console import check_device, print_wide
+from .task import file_task, pair_task
 
 LINE_POINTS, PLANE_POINTS = 101, 41
 DTYPES = {"f32": None, "bf16": torch.bfloat16, "f16": torch.float16}
-
-
-@dataclass(frozen=True)
-class Task:
-    """What is scanned: the ends, the base of their task vectors if known, the architecture and the data."""
-
-    a: Any
-    b: Any
-    base: Any
-    model: nn.Module
-    data: Data
 
 
 def scan(
@@ -81,9 +69,9 @@ def scan(
         raise InputError("--adaptive chooses the points of a line: leave out --plane and --points, or --adaptive.")
     check_device(device)
     task = (
-        _pair(paths[0], model, data, root, base, device)
+        pair_task(paths[0], model, data, root, base, device)
         if len(paths) == 1
-        else _files(paths, model, data, root, base, device)
+        else file_task(paths, model, data, root, base, device)
     )
     if plane and task.base is None:
         raise InputError("--plane needs the model that both come from, as its origin: give --base.")
@@ -147,39 +135,6 @@ def _kept(error: KeyboardInterrupt, path: Path, checkpoint: Path | None) -> str:
     if checkpoint is None:
         return f"{kept}; run the same command again to scan all, with --checkpoint to be able to go on."
     return f"{kept} and {checkpoint}; run the same command again to go on."
-
-
-def _pair(folder: Path, model: str | None, data: str | None, root: Path | None, base: Path | None, device: str) -> Task:
-    """The task of a saved pair, whose configuration names its model and data unless they are given."""
-    if folder.is_file():
-        raise InputError(f"{folder} is one file: give a pair's folder, or two safetensors files.")
-    pair = Pair.load(folder)
-    if pair.a is None or pair.b is None:
-        raise InputError(f"the pair in {folder} diverged while training and has no two ends to scan.")
-    config = pair.config
-    options = dict(config.data_options) if data in (None, config.data) else {}
-    loaded = _load(data or config.data, options, root, device)
-    architecture = build_model(
-        model or config.model, loaded, **(config.model_options if model in (None, config.model) else {})
-    )
-    return Task(pair.a, pair.b, base or pair.trunk, architecture.to(device), loaded)
-
-
-def _files(
-    paths: list[Path], model: str | None, data: str | None, root: Path | None, base: Path | None, device: str
-) -> Task:
-    """The task of two safetensors files."""
-    if len(paths) != 2:
-        raise InputError(f"{len(paths)} paths were given, expected a pair's folder or two safetensors files.")
-    if model is None or data is None:
-        raise InputError("two files do not say what model and data they belong to: give --model and --data.")
-    loaded = _load(data, {}, root, device)
-    a, b = paths
-    return Task(a, b, base, build_model(model, loaded).to(device), loaded)
-
-
-def _load(name: str, options: dict[str, Any], root: Path | None, device: str) -> Data:
-    return load_data(name, device=device, **(options if root is None else options | {"root": str(root)}))
 
 
 def _print_path(result: PathResult) -> None:
