@@ -1,5 +1,6 @@
 """Permutation matching: which units of one network are which of another's, and networks in a common order."""
 
+from .activations import activation_matching
 from .apply import apply_permutation
 from .permutation import compose, identity_permutation, invert, random_permutation
 from .repair import Repaired, repair
@@ -14,6 +15,7 @@ __all__ = [
     "Matching",
     "PermutationSpec",
     "Repaired",
+    "activation_matching",
     "apply_permutation",
     "compose",
     "identity_permutation",

@@ -15,6 +15,7 @@ class GroupReport:
     Attributes:
         units: how many units it has, in all copies.
         fixed: how many of them stay where they were.
+        by: what it was matched by, "weights" or "activations"; None if it was left as it was.
         gap: how much more similarity another order of this group (and of those within it) could reach at most, all
             other groups as they are, by the assignment's duals; None if the method solves no such assignment, or the
             group was left as it was.
@@ -22,6 +23,7 @@ class GroupReport:
 
     units: int
     fixed: int
+    by: str | None = None
     gap: float | None = None
 
 
@@ -67,10 +69,10 @@ class MatchReport:
         if self.already_aligned:
             lines.append("the models were aligned already: no unit moves")
         width = max([len("group"), *map(len, self.groups)])
-        lines.append(f"{'group':{width}}  {'units':>7}  {'stay':>7}  {'gap':>9}")
+        lines.append(f"{'group':{width}}  {'units':>7}  {'stay':>7}  {'gap':>9}  by")
         for name, group in self.groups.items():
             gap = "" if group.gap is None else f"{group.gap:.2g}"
-            lines.append(f"{name:{width}}  {group.units:7}  {group.fixed:7}  {gap:>9}")
+            lines.append(f"{name:{width}}  {group.units:7}  {group.fixed:7}  {gap:>9}  {group.by or ''}".rstrip())
         return "\n".join(lines)
 
 

@@ -15,8 +15,9 @@ Running statistics do not enter, neither do integer and boolean tensors; tied te
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -58,15 +59,12 @@ def inner_products(
     One tensor at a time is permuted, so that the memory needed is that of the largest.
     """
     indices = spec.indices(permutation)
-    return {key: ops.gram([a, permuted(b, indices[key])], backend=backend)[0] for key, (a, b) in pairs.items()}
-
-
-def permuted(tensor: Tensor, indices: tuple[Tensor | None, ...]) -> Tensor:
-    """The tensor with its axes in the order of ``indices``."""
-    for dimension, index in enumerate(indices):
-        if index is not None:
-            tensor = tensor.index_select(dimension, index.to(tensor.device))
-    return tensor
+    products = {}
+    for key, (a, b) in pairs.items():
+        index = [None if one is None else one.to(b.device) for one in indices[key]]
+        index += [None] * (b.dim() - len(index))  # a complex tensor has one axis more
+        products[key] = ops.gram([a, ops.permute(b, index, backend=backend)], backend=backend)[0]
+    return products
 
 
 @dataclass
@@ -106,7 +104,7 @@ class Similarity:
     def __init__(self, spec: PermutationSpec, name: str, pairs: Pairs) -> None:
         self.name = name
         self.version = 0
-        terms = list(_terms(spec, name, pairs))
+        terms = [_term(spec, place, pairs) for place in places(spec, name, pairs)]
         self._terms = [term for term in terms if term.axes]
         self._rows = PermutationSpec(spec.groups, {str(i): term.axes for i, term in enumerate(self._terms)})
         group = spec.groups[name]
@@ -173,6 +171,7 @@ class Similarity:
 
 def _add_rows(matrix: Tensor, term: Term, index: Tensor, change: Tensor | None = None) -> None:
     """Add the product of a term with b's rows in order; where ``change`` names rows, what they change the sum by."""
+    before = index if term.index is None else term.index
     _, others, units = term.a.shape
     step = max(1, CHUNK // others)
     device = term.a.device
@@ -182,8 +181,7 @@ def _add_rows(matrix: Tensor, term: Term, index: Tensor, change: Tensor | None =
         else:
             rows = change[start : start + step]
             a, b = term.a.index_select(0, rows.to(device)), term.b.index_select(0, index[rows].to(device))
-            assert term.index is not None
-            b -= term.b.index_select(0, term.index[rows].to(device))
+            b -= term.b.index_select(0, before[rows].to(device))
         _add_product(matrix, a.view(-1, units), b.view(-1, units))
 
 
@@ -193,55 +191,79 @@ def _add_product(matrix: Tensor, a: Tensor, b: Tensor) -> None:
         matrix.addmm_(x.T, y)
 
 
-def _terms(spec: PermutationSpec, name: str, pairs: Pairs) -> Iterator[Term]:
-    """The places where a group occurs; of a group that others lie within, those without any of these."""
+class Place(NamedTuple):
+    """Digits of one segment of an axis of a tensor that count the units of a group.
+
+    Attributes:
+        key: the tensor.
+        dimension: the axis.
+        start: where on it the segment begins.
+        segment: what it consists of.
+        units: which of its factors count the units: one, and before it the parent's if the group lies within another.
+    """
+
+    key: str
+    dimension: int
+    start: int
+    segment: Segment
+    units: tuple[int, ...]
+
+    def others(self, axes: tuple[Axis, ...]) -> tuple[list[int], list[int]]:
+        """The other axes of the tensor that groups move, and the other factors of the segment that they move."""
+        moving = [other for other in range(len(axes)) if other != self.dimension and groups_of(axes[other : other + 1])]
+        beside = [i for i, factor in enumerate(self.segment) if i not in self.units and factor.group is not None]
+        return moving, beside
+
+    def arranged(self, tensor: Tensor, axes: tuple[Axis, ...]) -> Tensor:
+        """The tensor there as float32 of shape (rows that groups move, others that stay, units)."""
+        moving, beside = self.others(axes)
+        length = math.prod(factor.size for factor in self.segment)
+        sizes = [factor.size for factor in self.segment]
+        split: Tensor = tensor.narrow(self.dimension, self.start, length).unflatten(self.dimension, sizes)
+        behind = len(self.segment) - 1
+        front = [other if other < self.dimension else other + behind for other in moving]
+        front += [self.dimension + digit for digit in beside]
+        last = [self.dimension + digit for digit in self.units]
+        middle = [other for other in range(split.dim()) if other not in front and other not in last]
+        shape = [math.prod(split.shape[other] for other in others) for others in (front, middle, last)]
+        if last + front + middle == list(range(split.dim())):  # torch is fast where a matrix is transposed
+            return split.reshape(shape[2], shape[0] * shape[1]).t().float().contiguous().view(shape)
+        return split.permute(front + middle + last).float().contiguous().view(shape)
+
+
+def places(spec: PermutationSpec, name: str, keys: Iterable[str]) -> Iterator[Place]:
+    """The places where a group occurs; of a group that others lie within, those without any of these.
+
+    Raises:
+        InputError: two groups within the same one are in one product.
+    """
     group = spec.groups[name]
     children = {other.name for other in spec.groups.values() if other.within == name}
-    for key, (a, b) in pairs.items():
+    for key in keys:
         for dimension, axis in enumerate(spec.axes[key]):
             start = 0
             for segment in axis:
-                length = math.prod(factor.size for factor in segment)
                 names = [factor.group for factor in segment]
                 if name in names and not children & set(names):
-                    units = [names.index(member) for member in (group.within, name) if member is not None]
                     siblings = [other for other in names if other and spec.groups[other].within == group.within]
                     if group.within is not None and len(siblings) > 1:
                         raise InputError(
                             f"axis {dimension} of {key!r} has the groups {siblings[0]!r} and {siblings[1]!r} in one "
                             f"product, both within {group.within!r}; units of only one can be matched there."
                         )
-                    yield _term(
-                        spec.axes[key],
-                        dimension,
-                        segment,
-                        units,
-                        *(tensor.narrow(dimension, start, length) for tensor in (a, b)),
-                    )
-                start += length
+                    units = [names.index(member) for member in (group.within, name) if member is not None]
+                    yield Place(key, dimension, start, segment, tuple(units))
+                start += math.prod(factor.size for factor in segment)
 
 
-def _term(axes: tuple[Axis, ...], dimension: int, segment: Segment, units: list[int], a: Tensor, b: Tensor) -> Term:
-    """One place, where the digits ``units`` of a segment of an axis count the units."""
-    digits = range(len(segment))
-    place = {other: other if other < dimension else other + len(segment) - 1 for other in range(len(axes))}
-    moving = [other for other in range(len(axes)) if other != dimension and groups_of(axes[other : other + 1])]
-    beside = [digit for digit in digits if digit not in units and segment[digit].group]
-    front = [place[other] for other in moving] + [dimension + digit for digit in beside]
-    last = [dimension + digit for digit in units]
-    arranged = []
-    for tensor in (a, b):
-        split = tensor.unflatten(dimension, [factor.size for factor in segment])
-        middle = [other for other in range(split.dim()) if other not in front and other not in last]
-        rows, count = (math.prod(split.shape[other] for other in others) for others in (front, last))
-        others = math.prod(split.shape[other] for other in middle)
-        if last + front + middle == list(range(split.dim())):  # torch is fast where a matrix is transposed
-            moved = split.reshape(count, rows * others).t().float().contiguous()
-        else:
-            moved = split.permute(front + middle + last).float().contiguous()
-        arranged.append(moved.view(rows, others, count))
-    rest = [((*(segment[digit] for digit in beside),),)] if beside else []
-    return Term((*(axes[other] for other in moving), *rest), *arranged)
+def _term(spec: PermutationSpec, place: Place, pairs: Pairs) -> Term:
+    axes = spec.axes[place.key]
+    moving, beside = place.others(axes)
+    rows = [axes[other] for other in moving]
+    if beside:
+        rows.append((tuple(place.segment[digit] for digit in beside),))
+    a, b = (place.arranged(tensor, axes) for tensor in pairs[place.key])
+    return Term(tuple(rows), a, b)
 
 
 def _joined(indices: tuple[Tensor | None, ...], axes: tuple[Axis, ...]) -> Tensor:

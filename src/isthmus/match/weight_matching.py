@@ -24,6 +24,9 @@ from .report import GroupReport, Matching, MatchReport
 from .similarity import Pairs, Similarity, groups_of, inner_products, pair_tensors
 from .spec import Permutation, PermutationSpec
 
+SWEEPS = 100
+TOLERANCE = 1e-7
+
 Tell = Callable[[int, int, float], None]  # the start, the sweep, and the objective after it
 
 
@@ -34,8 +37,8 @@ def weight_matching(
     *,
     restarts: int = 1,
     seed: int = 0,
-    max_sweeps: int = 100,
-    tolerance: float = 1e-7,
+    max_sweeps: int = SWEEPS,
+    tolerance: float = TOLERANCE,
     initial: Permutation | None = None,
     only: str | Sequence[str] | None = None,
     backend: str = "auto",
@@ -105,7 +108,16 @@ def weight_matching(
         if objective > best_objective:
             best, best_objective, sweeps, gaps = found.permutation, objective, found.sweeps, found.gaps
     report = make_report(
-        "weight matching", spec, best, before, best_objective, sweeps=sweeps, starts=objectives, gaps=gaps, began=began
+        "weight matching",
+        spec,
+        best,
+        before,
+        best_objective,
+        sweeps=sweeps,
+        starts=objectives,
+        gaps=gaps,
+        by=dict.fromkeys(free, "weights"),
+        began=began,
     )
     return Matching(best, report)
 
@@ -127,9 +139,9 @@ class Ascent:
         pairs: Pairs,
         free: frozenset[str],
         *,
-        tolerance: float,
-        max_sweeps: int,
-        backend: str,
+        tolerance: float = TOLERANCE,
+        max_sweeps: int = SWEEPS,
+        backend: str = "auto",
     ) -> None:
         self._spec, self._pairs, self._backend = spec, pairs, backend
         self._tolerance, self._max_sweeps = tolerance, max_sweeps
@@ -271,6 +283,7 @@ def make_report(
     sweeps: int,
     starts: Sequence[float],
     gaps: Mapping[str, float],
+    by: Mapping[str, str],
     began: float,
 ) -> MatchReport:
     """The report of a matching of two models, from the Gram matrices ``before`` it and what it reached."""
@@ -286,7 +299,7 @@ def make_report(
         sweeps=sweeps,
         starts=tuple(starts),
         groups={
-            name: GroupReport(order.numel(), _fixed(spec, name, permutation), gaps.get(name))
+            name: GroupReport(order.numel(), _fixed(spec, name, permutation), by.get(name), gaps.get(name))
             for name, order in permutation.items()
         },
         seconds=time.perf_counter() - began,
