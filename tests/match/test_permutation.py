@@ -98,7 +98,7 @@ def test_every_kind_of_model_comes_back_as_its_kind(tmp_path):
     assert list(permuted) == list(state)
     flat = apply_permutation(SPEC, drawn(2), FlatState.from_state_dict(state))
     assert isinstance(flat, FlatState)
-    save_state(state, tmp_path / "model.safetensors")
+    save_state(tmp_path / "model.safetensors", state)
     stored = apply_permutation(SPEC, drawn(2), tmp_path / "model.safetensors")
     for key, tensor in permuted.items():
         assert torch.equal(flat[key.removeprefix("module.")], tensor)
