@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple, cast
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
-from isthmus.errors import InputError
+from isthmus.errors import InputError, warn
 
 Permutation = Mapping[str, Tensor]
 Notation = str | int | None | tuple[str | int, ...] | list[str | int | tuple[str | int, ...]]
@@ -164,6 +164,71 @@ class PermutationSpec:
         if unknown := within.keys() - groups.keys():
             raise InputError(f"within= names the group {min(unknown)!r}, which is on no axis.")
         return cls(groups, made, statistics=[key for key in entries if key.rpartition(".")[2] in STATISTICS])
+
+    @classmethod
+    def from_model(cls, model: nn.Module, example_inputs: object) -> PermutationSpec:
+        """The spec of a model, found by tracing its forward pass and verified on the model.
+
+        Every axis of the state dict is followed through the operators of the graph that ``torch.export`` makes: sums
+        and products make axes one, reshapes divide them, concatenations and slices cut them. What an operator tells
+        apart by position, or touches without a rule of ours, stays: ``frozen`` and the printed spec say why. All
+        groups are then permuted at random in a float64 copy with generic weights; a group that changes its outputs
+        is left out with a warning.
+
+        Attention heads move whole, with their query heads where those share keys and values. Query and key columns of
+        a head move together, unless rotary embeddings tell them apart; value and output columns move together.
+
+        Args:
+            model: neither it, its modes, nor the random states are changed.
+            example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments of its forward
+                pass. Sizes that are no parameter's (batch, length, image) may be small.
+
+        Raises:
+            InputError: ``torch.export`` cannot trace the model.
+        """
+        from .trace import trace, written
+        from .verify import changing_groups
+
+        spec = written(trace(model, example_inputs))
+        changing = changing_groups(spec, model, example_inputs)
+        if changing:
+            warn(
+                f"permuting {', '.join(map(repr, changing))} changes the outputs of {type(model).__name__} although "
+                "its trace says that it should not; these groups stay as they are."
+            )
+        return spec.without(changing, "permuting it changed the outputs when it was verified")
+
+    def without(self, names: Iterable[str], reason: str) -> PermutationSpec:
+        """The spec whose groups of these names, and those within them, stay as they are for the reason given."""
+        gone = set(names)
+        gone |= {group.name for group in self.groups.values() if group.within in gone}
+        frozen = dict(self.frozen)
+        axes = {}
+        for key, tensor_axes in self.axes.items():
+            for dimension, axis in enumerate(tensor_axes):
+                if any(factor.group in gone for segment in axis for factor in segment):
+                    before = f"{frozen[key, dimension]}; " if (key, dimension) in frozen else ""
+                    frozen[key, dimension] = before + reason
+            axes[key] = tuple(
+                tuple(tuple(Factor(size, None if name in gone else name) for size, name in segment) for segment in axis)
+                for axis in tensor_axes
+            )
+        groups = {name: group for name, group in self.groups.items() if name not in gone}
+        return PermutationSpec(groups, axes, statistics=self.statistics, frozen=frozen)
+
+    def verify(self, model: nn.Module, example_inputs: object) -> None:
+        """Check that every group leaves the model's function as it is, as ``from_model`` does.
+
+        Raises:
+            InputError: permuting a group changes the outputs, or the model does not have the tensors of the spec.
+        """
+        from .verify import changing_groups
+
+        if changing := changing_groups(self, model, example_inputs):
+            raise InputError(
+                f"permuting {', '.join(map(repr, changing))} changes the outputs of {type(model).__name__}; some of "
+                "their axes are missing in the spec or do not belong to them."
+            )
 
     def check(self, state: Mapping[str, Tensor], *, name: str = "the state dict") -> None:
         """Check that ``state``, whose keys are canonical, has the tensors that the spec is about.

@@ -1,0 +1,6 @@
+"""Specs by tracing: every axis of a model's tensors followed through the operators of its forward pass."""
+
+from .graph import arguments_of, as_evaluated, tensors_of, trace
+from .written import written
+
+__all__ = ["arguments_of", "as_evaluated", "tensors_of", "trace", "written"]

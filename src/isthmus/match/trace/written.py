@@ -1,0 +1,189 @@
+"""Traced atoms as a permutation spec: groups with names, axes as products of factors, reasons for what stays."""
+
+from __future__ import annotations
+
+from isthmus.match.spec import STATISTICS, Factor, Group, PermutationSpec, Segment
+
+from . import terms
+from .graph import Traced
+from .rules import Value
+from .terms import Atom, Axis
+
+LAST = frozenset({"weight", "bias", "in_proj_weight", "in_proj_bias"})  # parameters whose module names their units
+
+
+def written(traced: Traced) -> PermutationSpec:
+    """The spec that a trace amounts to."""
+    for key, value in traced.state.items():
+        if (value.key or key) not in traced.used:
+            terms.freeze(value.axes, "the forward pass does not use it")
+    state = {value.key or key: value for key, value in traced.state.items()}
+    _simplify(state)
+    parents = {atom: _parent(atom) for value in state.values() for atom in terms.leaves(value.axes)}
+    free = {atom: parent for atom, parent in parents.items() if atom.reason is None and atom.size > 1}
+    names = _names(traced, free)
+    groups = {
+        name: Group(name, atom.size, names.get(parent) if parent else None)
+        for atom, name in names.items()
+        for parent in [free[atom]]
+    }
+    axes, frozen = {}, {}
+    for key, value in traced.state.items():
+        made = []
+        for dimension, axis in enumerate(value.axes):
+            reasons = [atom.reason for atom in terms.leaves([axis]) if atom.reason is not None and atom.size > 1]
+            if reasons:
+                frozen[key, dimension] = "; ".join(dict.fromkeys(reasons))
+            written_segments: list[Segment] = []
+            for digits in terms.segments(axis):
+                factors: list[Factor] = []
+                for atom in _factors(digits):
+                    name = names.get(atom) if isinstance(atom, Atom) else None
+                    size = atom.size if isinstance(atom, Atom) else atom
+                    if name is None and factors and factors[-1].group is None:
+                        factors[-1] = Factor(factors[-1].size * size, None)
+                    elif size > 1:
+                        factors.append(Factor(size, name))
+                segment = tuple(factors) or (Factor(1, None),)
+                last: Segment = written_segments[-1] if written_segments else ()
+                if len(segment) == len(last) == 1 and segment[0].group is None and last[0].group is None:
+                    segment = (Factor(segment[0].size + last[0].size, None),)
+                    written_segments.pop()
+                written_segments.append(segment)
+            made.append(tuple(written_segments))
+        axes[key] = tuple(made)
+    statistics = [key for key in axes if key.rpartition(".")[2] in STATISTICS]
+    return PermutationSpec(groups, axes, statistics=statistics, frozen=frozen)
+
+
+def _parent(atom: Atom) -> Atom | None:
+    return next(iter(atom.parents), None)
+
+
+def _factors(digits: list[Atom]) -> list[Atom | int]:
+    """The atoms of a product; a concatenation of one product with itself is a number of times that product."""
+    found: list[Atom | int] = []
+    for atom in digits:
+        if atom.elementary:
+            found.append(atom)
+            continue
+        assert atom.term is not None
+        parts = terms.segments(atom.term)
+        if all(part == parts[0] for part in parts) and any(leaf.reason is None for leaf in parts[0]):
+            found += [len(parts), *_factors(parts[0])]
+        else:
+            found.append(atom.size)
+    return found
+
+
+def _simplify(state: dict[str, Value]) -> None:
+    """Take away the freedom that axes of a spec cannot express, until there is none left."""
+    changed = True
+    while changed:
+        simpler = [_simpler(value.axes) for value in state.values()]
+        changed = any(simpler) or _nested(state)
+
+
+def _simpler(axes: tuple[Axis, ...]) -> bool:
+    """One pass over the axes of a tensor; whether anything changed."""
+    before = _shape(axes)
+    for axis in axes:
+        for digits in terms.segments(axis):
+            _concatenations(digits)
+        seen: dict[Atom, None] = {}
+        for digits in terms.segments(axis):
+            outer: list[Atom] = []
+            for atom in (part for part in _factors(digits) if isinstance(part, Atom)):
+                if atom.reason is None and atom in outer:
+                    terms.freeze([((atom,),)], "it is twice in one product")
+                for parent in list(atom.parents):
+                    if parent not in outer:
+                        atom.parents.discard(parent)  # on another axis, or inside: one order for all
+                outer.append(atom)
+            first = next((atom for atom in outer if atom.size > 1), None)
+            if first is not None:
+                seen[first] = None
+            for atom in outer:
+                for parent in list(atom.parents):
+                    if parent.reason is not None and parent is not first:
+                        atom.parents.discard(parent)
+    return before != _shape(axes)
+
+
+def _concatenations(digits: list[Atom]) -> None:
+    """Freeze concatenations behind another digit, but for those of one product with itself."""
+    for atom in digits:
+        if atom.cases is not None:
+            terms.collapse(atom)
+        elif atom.term is not None:
+            parts = terms.segments(atom.term)
+            if any(part != parts[0] for part in parts):
+                terms.freeze([((atom,),)], "inside each unit of another group it is put together of several parts")
+            else:
+                _concatenations(parts[0])
+
+
+def _nested(state: dict[str, Value]) -> bool:
+    """Units that stay have units of their own order: write them out. Else leave each atom the outermost parent."""
+    atoms = [atom for value in state.values() for atom in terms.leaves(value.axes)]
+    changed = False
+    for atom in dict.fromkeys(atoms):
+        for parent in list(atom.parents):
+            if parent.reason is not None and parent.elementary:
+                terms.divide(parent, [1] * parent.size)
+                changed = True
+    if changed:
+        return True
+    for atom in dict.fromkeys(atoms):
+        if len(atom.parents) > 1 or any(parent.parents for parent in atom.parents):
+            kept = next((parent for parent in _ordered(atom) if not parent.parents), None)
+            atom.parents.intersection_update({kept} if kept else ())
+            changed = True
+    return changed
+
+
+def _ordered(atom: Atom) -> list[Atom]:
+    return sorted(atom.parents, key=lambda parent: (-parent.size * (not parent.parents), id(parent)))
+
+
+def _shape(axes: tuple[Axis, ...]) -> list[object]:
+    return [(id(atom), atom.elementary, atom.reason, frozenset(map(id, atom.parents))) for atom in terms.walk(axes)]
+
+
+def _names(traced: Traced, free: dict[Atom, Atom | None]) -> dict[Atom, str]:
+    """A name for each free atom: of the first operator's parameter whose units it is."""
+    hints: dict[Atom, tuple[str, str]] = {}
+    for atom, hint in traced.hints.items():
+        for leaf in terms.leaves([((atom,),)]):
+            hints.setdefault(leaf, hint)
+    producers: dict[Atom, str] = {}
+    for read, made in traced.products:
+        for atom in terms.leaves(axis for value in made for axis in value.axes):
+            if atom in free and atom not in producers:
+                having = [value for value in read if atom in terms.leaves(value.axes)]
+                having.sort(key=lambda value: -len(value.axes))
+                if having and having[0].key is not None:
+                    producers[atom] = having[0].key
+    for value in traced.state.values():
+        for atom in terms.leaves(value.axes):
+            if atom in free and value.key is not None:
+                producers.setdefault(atom, value.key)
+    inner = set(free.values())
+    names: dict[Atom, str] = {}
+    taken: set[str] = set()
+    for atom in sorted(free, key=list(producers).index):
+        module, _, last = producers[atom].rpartition(".")
+        base = module if module and last in LAST else producers[atom]
+        path, role = hints.get(atom, ("", ""))
+        if role == "heads" and free[atom] is not None:
+            role = "queries"
+        if role:
+            base = f"{path}.{role}" if path else role
+        elif atom in inner:
+            base = f"{base}.blocks"
+        elif free[atom] is not None:
+            base = f"{base}.units"
+        name = next(n for n in (base, *(f"{base}.{i}" for i in range(2, 10**6))) if n not in taken)
+        taken.add(name)
+        names[atom] = name
+    return names

@@ -1,0 +1,149 @@
+"""Whether a spec's groups leave a model's function as it is: permute them at random and compare outputs."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+from torch.utils import _pytree as pytree
+
+from isthmus import ops
+from isthmus.errors import InputError
+from isthmus.flat import first_aliases
+from isthmus.merging.sources import read_model
+
+from .permutation import random_permutation
+from .spec import PermutationSpec
+from .trace import arguments_of, as_evaluated, tensors_of
+
+# Outputs may differ by this much of their largest magnitude. Rounding in float64 stays under 1e-11 in deep networks,
+# and a wrong group changes generic weights by 1e-4 and more.
+TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
+SMALL = 0.1  # what gains, biases and branches that are zero at the start of training are drawn with
+
+
+def changing_groups(spec: PermutationSpec, model: nn.Module, example_inputs: object) -> list[str]:
+    r"""The groups that change a model's function when they are permuted.
+
+    A copy of the model in float64 gets generic weights: those of the model with noise of half their own scale, since
+    gains of one and biases of zero would hide errors. All groups are permuted at random together; where outputs differ
+    by more than rounding, one by one.
+
+    Args:
+        spec: the spec of the model.
+        model: is run in evaluation mode; neither it nor the random states are changed.
+        example_inputs: as for ``PermutationSpec.from_model``.
+
+    Raises:
+        InputError: the model does not have the tensors of the spec, or its outputs are not finite.
+    """
+    spec.check(read_model(model, "the model").tensors, name="the model")
+    if not spec.groups:
+        return []
+    probe = _Probe(spec, model, example_inputs)
+    if not probe.changed_by(spec.groups):
+        return []
+    return [name for name in spec.groups if probe.changed_by([name])] or list(spec.groups)
+
+
+class _Probe:
+    """A copy of a model with generic weights, whose outputs under permutations are compared with its own."""
+
+    def __init__(self, spec: PermutationSpec, model: nn.Module, example_inputs: object) -> None:
+        self.spec = spec
+        self.generator = torch.Generator().manual_seed(0)
+        for dtype in (torch.float64, None):
+            self.model = copy.deepcopy(model) if dtype is None else copy.deepcopy(model).to(dtype)
+            self.arguments = arguments_of(example_inputs)
+            if dtype is not None:
+                self.arguments = pytree.tree_map(_in_float64, self.arguments)
+            self.tensors = read_model(self.model, "the copy").tensors
+            with torch.no_grad():
+                self._randomise()
+            self.own = {key: tensor.clone() for key, tensor in self.tensors.items()}
+            self.tolerance = TOLERANCES[torch.float64 if dtype is not None else torch.float32]
+            try:
+                self.outputs = self._run(doubled=dtype is not None)
+                self.doubled = dtype is not None
+                break
+            except RuntimeError:
+                if dtype is None:
+                    raise
+        if not any(output.isfinite().any() for output in self.outputs):
+            raise InputError("the model's outputs on example_inputs are not finite, so that no spec can be verified.")
+
+    def _randomise(self) -> None:
+        aliases = first_aliases(self.tensors)
+        for key, tensor in self.tensors.items():
+            if aliases[key] != key or not (tensor.is_floating_point() or tensor.is_complex()):
+                continue
+            finite = torch.where(tensor.isfinite(), tensor, 0)
+            scale = max(float(finite.abs().square().mean().sqrt()) if tensor.numel() else 0.0, SMALL)
+            noise = torch.randn(tensor.shape, generator=self.generator, dtype=torch.float64)
+            noise = noise.to(tensor.device, tensor.real.dtype if tensor.is_complex() else tensor.dtype)
+            if key.rpartition(".")[2] == "running_var":
+                tensor.copy_((finite.abs() + SMALL) * (0.2 * noise).exp())
+            else:
+                tensor.copy_(torch.where(tensor.isfinite(), tensor + 0.5 * min(scale, 1.0) * noise, tensor))
+
+    def _run(self, *, doubled: bool) -> list[Tensor]:
+        args, kwargs = copy.deepcopy(self.arguments)
+        with as_evaluated(self.model), _Doubled() if doubled else torch.no_grad():
+            torch.manual_seed(0)
+            return [output.detach() for output in tensors_of(self.model(*args, **kwargs))]
+
+    def changed_by(self, names: Iterable[str]) -> bool:
+        """Whether the outputs change when these groups are permuted at random."""
+        names = set(names)
+        drawn = random_permutation(self.spec, self.generator)
+        indices = self.spec.indices({name: order for name, order in drawn.items() if name in names})
+        aliases = first_aliases(self.tensors)
+        moved = [key for key in indices if aliases[key] == key and any(index is not None for index in indices[key])]
+        with torch.no_grad():
+            sources = [self.own[key] for key in moved]
+            places = [
+                [None if index is None else index.to(tensor.device) for index in indices[key]]
+                for key, tensor in zip(moved, sources, strict=True)
+            ]
+            for key, tensor in zip(moved, ops.permute(sources, places, backend="reference"), strict=True):
+                self.tensors[key].copy_(tensor)
+            try:
+                found = self._run(doubled=self.doubled)
+            finally:
+                for key in moved:
+                    self.tensors[key].copy_(self.own[key])
+        return not all(self._close(*pair) for pair in zip(self.outputs, found, strict=True))
+
+    def _close(self, expected: Tensor, came: Tensor) -> bool:
+        if not expected.is_floating_point() and not expected.is_complex():
+            return torch.equal(expected, came)
+        finite = expected.isfinite()
+        if not torch.equal(finite, came.isfinite()):
+            return False
+        expected, came = expected[finite], came[finite]
+        if expected.numel() == 0:
+            return True
+        return bool((expected - came).abs().max() <= self.tolerance * expected.abs().max().clamp(min=1e-30))
+
+
+def _in_float64(leaf: object) -> object:
+    return leaf.to(torch.float64) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
+
+
+class _Doubled(TorchFunctionMode):
+    """Keep a model in float64 where its forward pass asks for another floating-point type by name."""
+
+    narrow = frozenset({torch.float32, torch.float16, torch.bfloat16})
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func in (Tensor.float, Tensor.half, Tensor.bfloat16):
+            func = Tensor.double
+        args = tuple(self._wide(argument) for argument in args)
+        return func(*args, **{name: self._wide(argument) for name, argument in (kwargs or {}).items()})
+
+    def _wide(self, argument: object) -> object:
+        return torch.float64 if isinstance(argument, torch.dtype) and argument in self.narrow else argument
