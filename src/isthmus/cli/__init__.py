@@ -1,4 +1,4 @@
-"""The ``isthmus`` command: ``demo``, ``sweep``, ``scan``, ``info`` and ``diff``."""
+"""The ``isthmus`` command: ``demo``, ``sweep``, ``scan``, ``match``, ``info`` and ``diff``."""
 
 from __future__ import annotations
 

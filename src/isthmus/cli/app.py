@@ -15,11 +15,12 @@ from .console import complain, guarded
 from .demo import demo
 from .diff import TROUBLE, diff
 from .info import info
+from .match import match
 from .scan import scan
 from .sweep import sweep
 
 app = typer.Typer(
-    help="Train pairs of models, merge them, scan the paths between them and compare files.",
+    help="Train pairs of models, merge and match them, scan the paths between them and compare files.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -44,6 +45,6 @@ def prepare(
     warnings.showwarning = lambda message, *_, **__: complain("warning", message)
 
 
-for command in (demo, sweep, scan, info):
+for command in (demo, sweep, scan, match, info):
     app.command()(guarded(command))
 app.command()(guarded(diff, TROUBLE))

@@ -14,12 +14,13 @@ from rich.table import Table
 from isthmus._optional import optional
 from isthmus.errors import FileError, InputError
 from isthmus.io import atomic_write
+from isthmus.match import PermutationSpec
 from isthmus.path import Evaluator, PathResult, PlaneResult, scan_line, scan_plane
 from isthmus.train import Data
 from isthmus.train.sweep import BN_SAMPLES
 
 from .console import check_device, print_wide
-from .task import file_task, pair_task
+from .task import EXAMPLES, file_task, pair_task
 
 LINE_POINTS, PLANE_POINTS = 101, 41
 DTYPES = {"f32": None, "bf16": torch.bfloat16, "f16": torch.float16}
@@ -51,6 +52,9 @@ def scan(
     splits: Annotated[
         str | None, typer.Option(help="Parts of the data, with commas: train, val, test. By default val and test.")
     ] = None,
+    align: Annotated[
+        bool, typer.Option("--align", help="Match the units of b to those of a, and scan the line before and after.")
+    ] = False,
     bn: Annotated[str, typer.Option(help="BatchNorm statistics at each point: auto, keep or reset.")] = "auto",
     dtype: Annotated[str, typer.Option(help="Evaluate in f32, or under autocast in bf16 or f16.")] = "f32",
     checkpoint: Annotated[
@@ -67,6 +71,8 @@ def scan(
         raise InputError(f"--dtype is {dtype!r}, expected {', '.join(DTYPES)}.")
     if adaptive and (plane or points is not None):
         raise InputError("--adaptive chooses the points of a line: leave out --plane and --points, or --adaptive.")
+    if align and plane:
+        raise InputError("--align scans two lines: leave out --plane, or match the models first (isthmus match).")
     check_device(device)
     task = (
         pair_task(paths[0], model, data, root, base, device)
@@ -98,6 +104,7 @@ def scan(
             result = scan_line(
                 *(task.model, task.a, task.b, evaluators, "adaptive" if adaptive else points or LINE_POINTS),
                 base=task.base,
+                align=PermutationSpec.from_model(task.model, task.data.train_x[:EXAMPLES]) if align else None,
                 tol=tol,
                 **options,
             )
@@ -152,6 +159,8 @@ def _print_path(result: PathResult) -> None:
                 f"{found.linear_barrier:.4f}",
             )
     print_wide(grid)
+    if result.naive is not None:
+        _print_alignment(result, result.naive)
     for split, ensemble in result.ensemble.items():
         print(
             f"{split}: ensemble of a and b: loss {ensemble['loss']:.4f}, accuracy {ensemble['accuracy']:.4f}; "
@@ -161,6 +170,20 @@ def _print_path(result: PathResult) -> None:
     print(f"distances: {distances}. BatchNorm statistics: {result.choices['bn']}.")
     if adaptive := result.choices["adaptive"]:
         print(f"{adaptive['points']} points; the loss barriers are known to about {adaptive['bound']:.2g}.")
+
+
+def _print_alignment(result: PathResult, naive: PathResult) -> None:
+    """How both lines compare; the table above is that of the aligned one."""
+    told = result.choices["align"]
+    print(
+        f"b is in the order of a: {told['moved']} of {told['units']} units in {told['groups']} groups move, "
+        f"similarity {told['similarity_before']:.4f} before and {told['similarity']:.4f} after."
+    )
+    for split, cuts in result.barrier_cut.items():
+        for metric, cut in cuts.items():
+            before, after = (found.summary[split][metric].linear_barrier for found in (naive, result))
+            change = f"{before:.4f} before, {after:.4f} after: {100 * cut:.1f} % less"
+            print(f"{split}: linear barrier of the {metric} {change}.")
 
 
 def _print_plane(result: PlaneResult) -> None:

@@ -11,6 +11,8 @@ from torch import nn
 from isthmus.errors import InputError
 from isthmus.train import Data, Pair, build_model, load_data
 
+EXAMPLES = 2  # inputs that a model is traced with
+
 
 @dataclass(frozen=True)
 class Task:
