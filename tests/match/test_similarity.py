@@ -8,7 +8,7 @@ import torch
 
 from isthmus.errors import InputError
 from isthmus.match import PermutationSpec, identity_permutation, random_permutation
-from isthmus.match.similarity import Similarity, inner_products, pair_tensors
+from isthmus.match.similarity import Similarity, inner_products, moving_tensors
 
 
 def positions(segment, start, perm, groups):
@@ -142,7 +142,7 @@ def make(case, dtype=torch.float32):
 def test_similarity_is_what_its_definition_says(case):
     spec, a, b = make(case)
     permutation = random_permutation(spec, torch.Generator().manual_seed(1))
-    pairs = pair_tensors(spec, a, b)
+    pairs = moving_tensors(spec, a, b)
     for name in spec.groups:
         similarity = Similarity(spec, name, pairs)
         similarity.update(permutation)
@@ -153,7 +153,7 @@ def test_similarity_is_what_its_definition_says(case):
 @pytest.mark.parametrize("case", CASES)
 def test_updates_keep_up(case):
     spec, a, b = make(case)
-    pairs = pair_tensors(spec, a, b)
+    pairs = moving_tensors(spec, a, b)
     generator = torch.Generator().manual_seed(1)
     kept = {name: Similarity(spec, name, pairs) for name in spec.groups}
     permutation = random_permutation(spec, generator)
@@ -172,7 +172,7 @@ def test_updates_keep_up(case):
 
 def test_nothing_is_computed_where_nothing_changed():
     spec, a, b = make("two groups")
-    pairs = pair_tensors(spec, a, b)
+    pairs = moving_tensors(spec, a, b)
     similarity = Similarity(spec, "h", pairs)
     permutation = identity_permutation(spec)
     similarity.update(permutation)
@@ -188,12 +188,12 @@ def test_nothing_is_computed_where_nothing_changed():
 
 def test_the_sum_over_an_order_is_the_objective():
     spec, a, b = make("convolution")
-    pairs = pair_tensors(spec, a, b)
+    pairs = moving_tensors(spec, a, b)
     permutation = random_permutation(spec, torch.Generator().manual_seed(2))
     similarity = Similarity(spec, "h", pairs)  # on an axis of every tensor
     similarity.update(permutation)
     reached = similarity.matrix.gather(1, permutation["h"][:, None]).sum(dtype=torch.float64)
-    objective = sum(gram[0, 1] for gram in inner_products(spec, pairs, permutation).values())
+    objective = sum(gram[0, 1] for gram in inner_products(spec, pairs, [{}, permutation]).values())
     torch.testing.assert_close(reached, objective, rtol=1e-5, atol=1e-5)
     assert abs(float(reached)) <= similarity.weight
 
@@ -212,9 +212,9 @@ def test_statistics_integers_and_ties_do_not_count():
     a, b = ({key: tensor.clone() for key, tensor in state.items()} for _ in range(2))
     for model in (a, b):
         model["again"] = model["tied"]
-    assert list(pair_tensors(spec, a, b)) == ["again", "w"]
+    assert list(moving_tensors(spec, a, b)) == ["again", "w"]
     b["tied"] = b["tied"].clone()  # tied in one model alone: both count
-    assert list(pair_tensors(spec, a, b)) == ["again", "tied", "w"]
+    assert list(moving_tensors(spec, a, b)) == ["again", "tied", "w"]
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.complex64])
@@ -229,7 +229,7 @@ def test_other_dtypes(dtype):
     if dtype.is_complex:
         two = PermutationSpec.from_dict({"x": (None,)}, {"x": torch.zeros(2)}).axes["x"]
         axes = {key: (*its, *two) for key, its in axes.items()}
-    similarity = Similarity(spec, "h", pair_tensors(spec, a, b))
+    similarity = Similarity(spec, "h", moving_tensors(spec, a, b))
     similarity.update(permutation)
     expected = naive_similarity(PermutationSpec(spec.groups, axes), "h", *wide, permutation)
     torch.testing.assert_close(similarity.matrix.double(), expected, rtol=1e-5, atol=1e-5)
@@ -244,7 +244,7 @@ def test_two_kinds_of_columns_in_one_product_are_refused():
         sizes={"heads": 2},
     )
     with pytest.raises(InputError, match="axis 0 of 'w' has the groups 'q' and 'v' in one product"):
-        Similarity(spec, "q", pair_tensors(spec, state, state))
+        Similarity(spec, "q", moving_tensors(spec, state, state))
 
 
 def test_products_are_the_same_on_any_number_of_threads():
@@ -257,7 +257,7 @@ def test_products_are_the_same_on_any_number_of_threads():
         for threads in (1, 2, 3):
             torch.set_num_threads(threads)
             for name in ("g", "h"):
-                similarity = Similarity(spec, name, pair_tensors(spec, {"w": a}, {"w": b}))
+                similarity = Similarity(spec, name, moving_tensors(spec, {"w": a}, {"w": b}))
                 similarity.update(permutation)
                 found.append(similarity.matrix)
     finally:

@@ -2,6 +2,7 @@
 
 from .activations import activation_matching
 from .apply import apply_permutation
+from .many import ManyMatching, ManyReport, match_many
 from .permutation import compose, identity_permutation, invert, random_permutation
 from .repair import Repaired, repair
 from .report import GroupReport, Matching, MatchReport
@@ -11,6 +12,8 @@ from .weight_matching import weight_matching
 __all__ = [
     "Group",
     "GroupReport",
+    "ManyMatching",
+    "ManyReport",
     "MatchReport",
     "Matching",
     "PermutationSpec",
@@ -20,6 +23,7 @@ __all__ = [
     "compose",
     "identity_permutation",
     "invert",
+    "match_many",
     "random_permutation",
     "repair",
     "weight_matching",

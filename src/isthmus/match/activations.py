@@ -32,7 +32,7 @@ from .permutation import identity_permutation
 from .report import Matching
 from .similarity import Place, inner_products, places
 from .spec import PermutationSpec
-from .weight_matching import Ascent, check_finite, chosen_groups, make_report, read_pairs, total
+from .weight_matching import Ascent, check_finite, chosen_groups, make_report, read_models, total
 
 Method = Literal["correlation", "inner_product"]
 
@@ -88,8 +88,8 @@ def activation_matching(
     began = time.perf_counter()
     if method not in ("correlation", "inner_product"):
         raise InputError(f'method is {method!r}, expected "correlation" or "inner_product".')
-    pairs = read_pairs(spec, a, b)
-    before = inner_products(spec, pairs, {}, backend=backend)
+    pairs = read_models(spec, {"a": a, "b": b})
+    before = inner_products(spec, pairs, [{}, {}], backend=backend)
     check_finite(spec, before)
     free = chosen_groups(spec, only)
     moments = _watch(model, (a, b), _sites(spec, model, free), _batches(data, batch_size))
@@ -109,7 +109,7 @@ def activation_matching(
         permutation = found.permutation
         gaps = found.gaps | gaps
         by |= dict.fromkeys(unseen, "weights")
-    objective = float(total(inner_products(spec, pairs, permutation, backend=backend))[0, 1])
+    objective = float(total(inner_products(spec, pairs, [{}, permutation], backend=backend))[0, 1])
     report = make_report(
         f"activation matching ({method.replace('_', ' ')})",
         spec,

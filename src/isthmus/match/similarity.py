@@ -15,7 +15,7 @@ Running statistics do not enter, neither do integer and boolean tensors; tied te
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -28,43 +28,47 @@ from isthmus.flat import first_aliases
 
 from .spec import Axis, Permutation, PermutationSpec, Segment
 
-Pairs = Mapping[str, tuple[Tensor, Tensor]]  # key -> the tensors of both models
+Tensors = Mapping[str, tuple[Tensor, ...]]  # key -> the tensor of each model
 
 CHUNK = 512  # rows of a product: up to so many, one thread and several sum in the same order
 DRIFT = 16  # a similarity is computed anew after so many updates, lest their rounding errors add up
 
 
-def pair_tensors(
-    spec: PermutationSpec, a: Mapping[str, Tensor], b: Mapping[str, Tensor]
-) -> dict[str, tuple[Tensor, Tensor]]:
-    """The tensors that similarities are made of: those that a group moves, no statistics, each once, complex as real.
-
-    Raises:
-        InputError: a tensor holds NaN or infinity.
-    """
-    first_a, first_b = first_aliases(a), first_aliases(b)
-    pairs: dict[tuple[str, str], str] = {}
+def moving_tensors(spec: PermutationSpec, *models: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, ...]]:
+    """The tensors that similarities are made of: what a group moves, without statistics, each once, complex as real."""
+    firsts = [first_aliases(model) for model in models]
+    known: dict[tuple[str, ...], str] = {}
     for key in sorted(spec.axes):
-        averaged = a[key].is_floating_point() or a[key].is_complex()
+        tensor = models[0][key]
+        averaged = tensor.is_floating_point() or tensor.is_complex()
         if averaged and key not in spec.statistics and groups_of(spec.axes[key]):
-            pairs.setdefault((first_a[key], first_b[key]), key)
-    return {key: (_real(a[key]), _real(b[key]).to(a[key].device)) for key in pairs.values()}
+            known.setdefault(tuple(first[key] for first in firsts), key)
+    return {key: tuple(_real(model[key]).to(models[0][key].device) for model in models) for key in known.values()}
 
 
 def inner_products(
-    spec: PermutationSpec, pairs: Pairs, permutation: Permutation, *, backend: str = "auto"
+    spec: PermutationSpec, tensors: Tensors, permutations: Sequence[Permutation], *, backend: str = "auto"
 ) -> dict[str, Tensor]:
-    """The Gram matrix of both models' tensors, the second's permuted: key -> float64 (2, 2).
+    """The Gram matrix of the models' tensors, each in its order: key -> float64 (models, models).
 
     One tensor at a time is permuted, so that the memory needed is that of the largest.
     """
-    indices = spec.indices(permutation)
-    products = {}
-    for key, (a, b) in pairs.items():
-        index = [None if one is None else one.to(b.device) for one in indices[key]]
-        index += [None] * (b.dim() - len(index))  # a complex tensor has one axis more
-        products[key] = ops.gram([a, ops.permute(b, index, backend=backend)], backend=backend)[0]
-    return products
+    indices = [spec.indices(permutation) for permutation in permutations]
+    return {
+        key: ops.gram(
+            [ordered(x, index[key], backend) for x, index in zip(each, indices, strict=True)], backend=backend
+        )[0]
+        for key, each in tensors.items()
+    }
+
+
+def ordered(tensor: Tensor, index: Sequence[Tensor | None], backend: str) -> Tensor:
+    """A tensor with its axes in the order of the indices; itself if nothing moves."""
+    if all(one is None for one in index):
+        return tensor
+    whole = [None if one is None else one.to(tensor.device) for one in index]
+    whole += [None] * (tensor.dim() - len(whole))  # a complex tensor has one axis more
+    return ops.permute(tensor, whole, backend=backend)
 
 
 @dataclass
@@ -101,7 +105,7 @@ class Similarity:
         version: counts the changes of ``matrix``.
     """
 
-    def __init__(self, spec: PermutationSpec, name: str, pairs: Pairs) -> None:
+    def __init__(self, spec: PermutationSpec, name: str, pairs: Tensors) -> None:
         self.name = name
         self.version = 0
         terms = [_term(spec, place, pairs) for place in places(spec, name, pairs)]
@@ -113,7 +117,7 @@ class Similarity:
         self._constant = torch.zeros(units, units, device=device)
         for term in terms:
             if not term.axes:
-                _add_product(self._constant, term.a.flatten(0, 1), term.b.flatten(0, 1))
+                add_product(self._constant, term.a.flatten(0, 1), term.b.flatten(0, 1))
         self.matrix = self._constant if not self._terms else torch.zeros_like(self._constant)
         self._updates = DRIFT
         self._weights = [(groups_of(term.axes), _squares(term.a), _squares(term.b)) for term in terms]
@@ -182,10 +186,10 @@ def _add_rows(matrix: Tensor, term: Term, index: Tensor, change: Tensor | None =
             rows = change[start : start + step]
             a, b = term.a.index_select(0, rows.to(device)), term.b.index_select(0, index[rows].to(device))
             b -= term.b.index_select(0, before[rows].to(device))
-        _add_product(matrix, a.view(-1, units), b.view(-1, units))
+        add_product(matrix, a.view(-1, units), b.view(-1, units))
 
 
-def _add_product(matrix: Tensor, a: Tensor, b: Tensor) -> None:
+def add_product(matrix: Tensor, a: Tensor, b: Tensor) -> None:
     """Add aᵀb, rows in chunks."""
     for x, y in zip(a.split(CHUNK), b.split(CHUNK), strict=True):
         matrix.addmm_(x.T, y)
@@ -256,7 +260,7 @@ def places(spec: PermutationSpec, name: str, keys: Iterable[str]) -> Iterator[Pl
                 start += math.prod(factor.size for factor in segment)
 
 
-def _term(spec: PermutationSpec, place: Place, pairs: Pairs) -> Term:
+def _term(spec: PermutationSpec, place: Place, pairs: Tensors) -> Term:
     axes = spec.axes[place.key]
     moving, beside = place.others(axes)
     rows = [axes[other] for other in moving]

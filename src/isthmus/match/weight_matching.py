@@ -21,7 +21,7 @@ from isthmus.merging.sources import Source, read_model
 from .heads import Best, Family, best_orders, families, reached
 from .permutation import check_permutation, random_permutation
 from .report import GroupReport, Matching, MatchReport
-from .similarity import Pairs, Similarity, groups_of, inner_products, pair_tensors
+from .similarity import Similarity, Tensors, groups_of, inner_products, moving_tensors
 from .spec import Permutation, PermutationSpec
 
 SWEEPS = 100
@@ -86,11 +86,11 @@ def weight_matching(
     began = time.perf_counter()
     if restarts < 1 or max_sweeps < 1:
         raise InputError(f"restarts and max_sweeps are {restarts} and {max_sweeps}, expected at least 1.")
-    pairs = read_pairs(spec, a, b)
+    pairs = read_models(spec, {"a": a, "b": b})
     first = check_permutation(spec, initial or {})
     free = chosen_groups(spec, only)
     ascent = Ascent(spec, pairs, free, tolerance=tolerance, max_sweeps=max_sweeps, backend=backend)
-    before = inner_products(spec, pairs, check_permutation(spec, {}), backend=backend)
+    before = inner_products(spec, pairs, [{}, {}], backend=backend)
     check_finite(spec, before)
     best, best_objective, sweeps, objectives = first, -math.inf, 0, []
     gaps: Mapping[str, float] = {}
@@ -103,7 +103,7 @@ def weight_matching(
         else:
             begin = first | {name: order for name, order in random_permutation(spec, generator).items() if name in free}
         found = ascent.run(begin, generator, start, progress)
-        objective = total(inner_products(spec, pairs, found.permutation, backend=backend))[0, 1].item()
+        objective = total(inner_products(spec, pairs, [{}, found.permutation], backend=backend))[0, 1].item()
         objectives.append(objective)
         if objective > best_objective:
             best, best_objective, sweeps, gaps = found.permutation, objective, found.sweeps, found.gaps
@@ -136,7 +136,7 @@ class Ascent:
     def __init__(
         self,
         spec: PermutationSpec,
-        pairs: Pairs,
+        pairs: Tensors,
         free: frozenset[str],
         *,
         tolerance: float = TOLERANCE,
@@ -182,7 +182,7 @@ class Ascent:
                     gained = True
                 gaps[family.name] = best.bound - reached(family, matrices, permutation)
             if progress is not None:
-                products = inner_products(self._spec, self._pairs, permutation, backend=self._backend)
+                products = inner_products(self._spec, self._pairs, [{}, permutation], backend=self._backend)
                 progress(start, sweeps, float(total(products)[0, 1]))
             if not gained:
                 break
@@ -215,24 +215,24 @@ class Ascent:
         if not (pairs := self._curved[family.name]):
             return best.value - reached(family, matrices, permutation) > least
         before, after = (
-            float(total(inner_products(self._spec, pairs, orders, backend=self._backend))[0, 1])
+            float(total(inner_products(self._spec, pairs, [{}, orders], backend=self._backend))[0, 1])
             for orders in (permutation, {**permutation, **best.orders})
         )
         return after - before > least
 
 
-def read_pairs(spec: PermutationSpec, a: Source, b: Source) -> dict[str, tuple[Tensor, Tensor]]:
-    """The tensors of two models that similarities are made of.
+def read_models(spec: PermutationSpec, models: Mapping[str, Source]) -> dict[str, tuple[Tensor, ...]]:
+    """The tensors of models, by what messages call them, that similarities are made of.
 
     Raises:
         InputError: a model does not have the tensors of the spec.
     """
-    models = []
-    for source, name in ((a, "a"), (b, "b")):
+    found = []
+    for name, source in models.items():
         model = read_model(source, name, others=isinstance(source, Mapping))
         spec.check(model.tensors, name=model.name)
-        models.append(model.tensors)
-    return pair_tensors(spec, models[0], models[1])
+        found.append(model.tensors)
+    return moving_tensors(spec, *found)
 
 
 def chosen_groups(spec: PermutationSpec, only: str | Sequence[str] | None) -> frozenset[str]:
@@ -252,23 +252,23 @@ def chosen_groups(spec: PermutationSpec, only: str | Sequence[str] | None) -> fr
     return frozenset(chosen)
 
 
-def total(products: Mapping[str, Tensor]) -> Tensor:
-    """The sum of Gram matrices."""
-    return torch.stack([torch.zeros(2, 2, dtype=torch.float64), *products.values()]).sum(0)
+def total(products: Mapping[str, Tensor], models: int = 2) -> Tensor:
+    """The sum of Gram matrices of so many models."""
+    return torch.stack([torch.zeros(models, models, dtype=torch.float64), *products.values()]).sum(0)
 
 
-def check_finite(spec: PermutationSpec, products: Mapping[str, Tensor]) -> None:
-    """Check that no tensor of a pair holds NaN or infinity, by their Gram matrices.
+def check_finite(spec: PermutationSpec, products: Mapping[str, Tensor], names: Sequence[str] = "ab") -> None:
+    """Check by their Gram matrices that no tensor of the models of these names holds NaN or infinity.
 
     Raises:
         InputError: one does; the message names it and the groups that it belongs to.
     """
     for key, gram in products.items():
-        for model, square in zip("ab", gram.diagonal().tolist(), strict=True):
+        for model, square in zip(names, gram.diagonal().tolist(), strict=True):
             if not math.isfinite(square):
-                names = ", ".join(repr(name) for name in sorted(groups_of(spec.axes[key])))
+                groups = ", ".join(repr(name) for name in sorted(groups_of(spec.axes[key])))
                 raise InputError(
-                    f"{key!r} of {model} holds NaN or infinity, so that the units of {names} have no similarity; "
+                    f"{key!r} of {model} holds NaN or infinity, so that the units of {groups} have no similarity; "
                     "repair the weights, or match other groups alone with only=."
                 )
 
@@ -306,7 +306,7 @@ def make_report(
     )
 
 
-def _curved(spec: PermutationSpec, pairs: Pairs, family: Family) -> dict[str, tuple[Tensor, Tensor]]:
+def _curved(spec: PermutationSpec, pairs: Tensors, family: Family) -> dict[str, tuple[Tensor, ...]]:
     """All tensors of a family if its groups are on several axes of one of them, so that S is but a gradient."""
     members = set(family.members)
     axes = {key: [bool(groups_of((axis,)) & members) for axis in spec.axes[key]] for key in pairs}
