@@ -7,6 +7,7 @@ from .permutation import compose, identity_permutation, invert, random_permutati
 from .repair import Repaired, repair
 from .report import GroupReport, Matching, MatchReport
 from .spec import Group, PermutationSpec
+from .straight_through import straight_through
 from .weight_matching import weight_matching
 
 __all__ = [
@@ -26,5 +27,6 @@ __all__ = [
     "match_many",
     "random_permutation",
     "repair",
+    "straight_through",
     "weight_matching",
 ]
