@@ -16,13 +16,14 @@ from isthmus.errors import InputError
 from isthmus.flat import first_aliases
 from isthmus.merging.sources import read_model
 
-from .permutation import random_permutation
+from .permutation import identity_permutation
 from .spec import PermutationSpec
 from .trace import arguments_of, as_evaluated, tensors_of
 
 # Outputs may differ by this much of their largest magnitude. Rounding in float64 stays under 1e-11 in deep networks,
 # and a wrong group changes generic weights by 1e-4 and more.
 TOLERANCES = {torch.float64: 1e-8, torch.float32: 1e-3}
+DRAWS = 2  # permutations that a spec must pass: units of one draw may happen to be dead behind a ReLU
 SMALL = 0.1  # what gains, biases and branches that are zero at the start of training are drawn with
 
 
@@ -30,8 +31,8 @@ def changing_groups(spec: PermutationSpec, model: nn.Module, example_inputs: obj
     r"""The groups that change a model's function when they are permuted.
 
     A copy of the model in float64 gets generic weights: those of the model with noise of half their own scale, since
-    gains of one and biases of zero would hide errors. All groups are permuted at random together; where outputs differ
-    by more than rounding, one by one.
+    gains of one and biases of zero would hide errors; so do inputs that are all zero, if they are floating-point. All
+    groups are permuted at random together; where outputs differ by more than rounding, one by one.
 
     Args:
         spec: the spec of the model.
@@ -45,9 +46,9 @@ def changing_groups(spec: PermutationSpec, model: nn.Module, example_inputs: obj
     if not spec.groups:
         return []
     probe = _Probe(spec, model, example_inputs)
-    if not probe.changed_by(spec.groups):
+    if not any(probe.changed_by(spec.groups) for _ in range(DRAWS)):
         return []
-    return [name for name in spec.groups if probe.changed_by([name])] or list(spec.groups)
+    return [name for name in spec.groups if any(probe.changed_by([name]) for _ in range(DRAWS))] or list(spec.groups)
 
 
 class _Probe:
@@ -57,10 +58,13 @@ class _Probe:
         self.spec = spec
         self.generator = torch.Generator().manual_seed(0)
         for dtype in (torch.float64, None):
-            self.model = copy.deepcopy(model) if dtype is None else copy.deepcopy(model).to(dtype)
+            self.model = copy.deepcopy(model)
+            if dtype is not None:
+                self.model._apply(_in_float64)
             self.arguments = arguments_of(example_inputs)
             if dtype is not None:
                 self.arguments = pytree.tree_map(_in_float64, self.arguments)
+            self.arguments = pytree.tree_map(self._varied, self.arguments)
             self.tensors = read_model(self.model, "the copy").tensors
             with torch.no_grad():
                 self._randomise()
@@ -90,6 +94,12 @@ class _Probe:
             else:
                 tensor.copy_(torch.where(tensor.isfinite(), tensor + 0.5 * min(scale, 1.0) * noise, tensor))
 
+    def _varied(self, leaf: object) -> object:
+        """An input; with noise if it is zero everywhere, as examples often are."""
+        if not isinstance(leaf, Tensor) or not leaf.is_floating_point() or leaf.count_nonzero():
+            return leaf
+        return torch.randn(leaf.shape, generator=self.generator, dtype=torch.float64).to(leaf)
+
     def _run(self, *, doubled: bool) -> list[Tensor]:
         args, kwargs = copy.deepcopy(self.arguments)
         with as_evaluated(self.model), _Doubled() if doubled else torch.no_grad():
@@ -98,9 +108,8 @@ class _Probe:
 
     def changed_by(self, names: Iterable[str]) -> bool:
         """Whether the outputs change when these groups are permuted at random."""
-        names = set(names)
-        drawn = random_permutation(self.spec, self.generator)
-        indices = self.spec.indices({name: order for name, order in drawn.items() if name in names})
+        identity = identity_permutation(self.spec)
+        indices = self.spec.indices({name: self._cycle(identity[name]) for name in names})
         aliases = first_aliases(self.tensors)
         moved = [key for key in indices if aliases[key] == key and any(index is not None for index in indices[key])]
         with torch.no_grad():
@@ -118,6 +127,11 @@ class _Probe:
                     self.tensors[key].copy_(self.own[key])
         return not all(self._close(*pair) for pair in zip(self.outputs, found, strict=True))
 
+    def _cycle(self, identity: Tensor) -> Tensor:
+        """A random permutation in which every unit moves; drawn freely, two units would stay half the time."""
+        order = torch.rand(identity.shape, generator=self.generator).argsort(-1)
+        return torch.empty_like(identity).scatter_(-1, order, order.roll(1, -1))
+
     def _close(self, expected: Tensor, came: Tensor) -> bool:
         if not expected.is_floating_point() and not expected.is_complex():
             return torch.equal(expected, came)
@@ -131,6 +145,8 @@ class _Probe:
 
 
 def _in_float64(leaf: object) -> object:
+    if isinstance(leaf, Tensor) and leaf.is_complex():
+        return leaf.to(torch.complex128)
     return leaf.to(torch.float64) if isinstance(leaf, Tensor) and leaf.is_floating_point() else leaf
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from . import terms
-from .rules import Call, broadcast, mix, rule, stay, touch
+from .rules import CONSTANT, Call, broadcast, mix, rule, stay, touch
 from .terms import Axis
 
 Axes = tuple[Axis, ...]
@@ -43,7 +43,7 @@ def _filled(call: Call) -> list[Axes]:
 
 @rule("arange linspace logspace eye tril_indices triu_indices range")
 def _counted(call: Call) -> list[Axes]:
-    return [tuple(terms.fixed(size, "it is a constant") for size in call.shapes[0])]
+    return [tuple(terms.fixed(size, CONSTANT) for size in call.shapes[0])]
 
 
 @rule(

@@ -18,11 +18,10 @@ from isthmus.merging.sources import read_model
 from isthmus.preserve import preserved_buffers, preserved_model, preserved_random_states
 
 from . import elementwise, products, shapes, terms  # the rules register themselves
-from .rules import RULES, Call, Value, is_value, unlike
+from .rules import CONSTANT, RULES, Call, Value, is_value, unlike
 
 __all__ = ["Traced", "arguments_of", "elementwise", "products", "shapes", "tensors_of", "trace"]
 
-CONSTANT = "it meets a constant"
 VIEWS = frozenset(
     [
         "view",
@@ -202,7 +201,8 @@ class _Interpreter:
             name = sources.get(node.name, "").removeprefix("model.")
             key = self.canonical.get(name)
             if key in self.state:
-                self.used.add(self.state[key].key or key)
+                if node.users:
+                    self.used.add(self.state[key].key or key)
                 inputs.append(self.state[key])
             elif isinstance(example, Tensor):
                 lifted = node.name in signature.inputs_to_lifted_tensor_constants
@@ -257,8 +257,10 @@ class _Interpreter:
             outputs = unlike(values, shapes, f"no rule for {_spelled(target)}")
         view = name in VIEWS and len(values) == 1
         made = [Value(axes, values[0].key if view else None) for axes in outputs]
-        for value, shape in zip(made, shapes, strict=True):
-            assert value.shape == shape, f"{name}: {value.shape} for {shape}"
+        if [value.shape for value in made] != shapes:
+            reason = f"no rule for this use of {_spelled(target)}"
+            made = [Value(axes) for axes in unlike(values, shapes, reason)]
+        for value in made:
             terms.restrict(value.axes)
         read = [value for value in values if value.key is not None]
         if read and not view:

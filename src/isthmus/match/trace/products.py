@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import math
 
+import torch
+
 from . import terms
 from .rules import Call, Value, broadcast, mix, rule, stay, unlike
 from .terms import Axis
@@ -36,8 +38,7 @@ def _product(call: Call, one: Value, other: Value) -> Axes:
     """The axes of a matrix product: batch axes meet first, on which the order of the summed axis may depend."""
     rows, columns = one.axes[-2:-1], other.axes[-1:] if len(other.axes) > 1 else ()
     batches = [Value(value.axes[:-2]) for value in (one, other)]
-    shape = torch_broadcast(*(value.shape for value in batches))
-    batch = broadcast(batches, shape)
+    batch = broadcast(batches, torch.broadcast_shapes(*(value.shape for value in batches)))
     terms.unify(one.axes[-1], other.axes[-2] if len(other.axes) > 1 else other.axes[-1])
     if one.key is None and other.key is None:
         call.hint(batch, "heads")
@@ -46,11 +47,35 @@ def _product(call: Call, one: Value, other: Value) -> Axes:
     return (*batch, *rows, *columns)
 
 
-def torch_broadcast(*shapes: tuple[int, ...]) -> tuple[int, ...]:
-    """The shape that shapes have together."""
-    count = max(map(len, shapes), default=0)
-    padded = [(1,) * (count - len(shape)) + shape for shape in shapes]
-    return tuple(max(sizes) for sizes in zip(*padded, strict=True))
+@rule("bilinear")
+def _bilinear(call: Call) -> list[Axes]:
+    one, other, weight, bias = (call[name] for name in ("input1", "input2", "weight", "bias"))
+    outer = [terms.unify(*pair) for pair in zip(one.axes[:-1], other.axes[:-1], strict=True)]
+    terms.unify(one.axes[-1], weight.axes[1])
+    terms.unify(other.axes[-1], weight.axes[2])
+    return [(*outer, weight.axes[0] if bias is None else terms.unify(weight.axes[0], bias.axes[0]))]
+
+
+@rule("einsum")
+def _einsum(call: Call) -> list[Axes]:
+    """Axes of one letter are one."""
+    inputs, arrow, output = call["equation"].replace(" ", "").partition("->")
+    if not arrow or "..." in inputs:
+        return unlike(call.values, call.shapes, f"no rule for the einsum {call['equation']}")
+    axes: dict[str, Axis] = {}
+    pairs = [
+        pair
+        for part, value in zip(inputs.split(","), call.values, strict=True)
+        for pair in zip(part, value.axes, strict=True)
+    ]
+    for letter, axis in sorted(
+        pairs, key=lambda pair: pair[0] not in output
+    ):  # batch axes first, as in matrix products
+        if letter not in axes or terms.length(axes[letter]) == 1:
+            axes[letter] = axis
+        elif terms.length(axis) > 1:
+            axes[letter] = terms.unify(axes[letter], axis)
+    return [tuple(axes[letter] for letter in output)]
 
 
 @rule("conv1d conv2d conv3d convolution conv_transpose1d conv_transpose2d conv_transpose3d")
@@ -87,9 +112,9 @@ def _grouped(channels: Axis, inner: Axis, outer: Axis, groups: int) -> Axis:
         reason = f"a convolution of {groups} groups cuts through it"
         terms.freeze([channels, inner], reason)
         return stay([outer], reason)[0]
-    blocks = terms.unify(sources[0], results[0])
+    terms.unify(sources[0], results[0])
     terms.unify(sources[1], inner)
-    return ((*blocks[0], *results[1][0]),) if len(blocks) == 1 else outer
+    return outer
 
 
 @rule("scaled_dot_product_attention _scaled_dot_product_flash_attention_for_cpu")

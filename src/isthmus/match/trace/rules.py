@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 from . import terms
 from .terms import Axis
 
+CONSTANT = "it meets a constant"
+
 
 class Value(NamedTuple):
     """A traced tensor.

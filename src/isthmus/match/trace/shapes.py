@@ -187,6 +187,15 @@ def _placed(axis: Axis, new: Axis, start: int, stop: int) -> Axis:
     return tuple(segment for part in found for segment in part)
 
 
+@rule("glu")
+def _glu(call: Call) -> list[Axes]:
+    """The first half of an axis times the sigmoid of the other."""
+    dimension = call.dimension()
+    half = call.shapes[0][dimension]
+    halves = [Value(piece(call.source, dimension, start, start + half)) for start in (0, half)]
+    return [broadcast(halves, call.shapes[0])]
+
+
 @rule("cat concat concatenate")
 def _cat(call: Call) -> list[Axes]:
     values = [value for value in call.values if value.shape != (0,)]
@@ -265,8 +274,7 @@ def _moved(call: Call) -> list[Axes]:
 )
 def _pooled(call: Call) -> list[Axes]:
     source = call.source
-    spatial = int("".join(letter for letter in call.name.partition("d")[0][-1:] if letter.isdigit()) or 2)
-    spatial = next((n for n in (1, 2, 3) if f"{n}d" in call.name), spatial)
+    spatial = next(n for n in (1, 2, 3) if f"{n}d" in call.name)
     first = len(source.axes) - spatial
     axes = touch(source, range(first, first + spatial), "places are pooled or resampled", call.shapes[0])
     return [axes] * len(call.shapes)

@@ -117,10 +117,10 @@ def freeze(axes: Iterable[Axis], reason: str) -> None:
 
 def restrict(axes: Sequence[Axis]) -> None:
     """Take away every dependence on atoms that are not on these axes, which are all that a value has."""
-    present = set(walk(axes))
+    present = dict.fromkeys(walk(axes))
     for atom in present:
         if atom.elementary:
-            atom.parents &= present
+            atom.parents &= present.keys()
         elif atom.cases is not None and find(atom.cases[0]) not in present:
             collapse(atom)
 
@@ -441,10 +441,10 @@ def _join(one: Atom, other: Atom) -> None:
 
 def _bind(atom: Atom, compound: Atom) -> None:
     """Let an elementary atom be what another one, which is not, consists of."""
-    inside = set(walk([((compound,),)]))
+    inside = dict.fromkeys(walk([((compound,),)]))
     for part in inside:
         if part.elementary:
-            part.parents &= atom.parents | inside
+            part.parents &= atom.parents | inside.keys()
             part.parents.discard(atom)
     for part in inside:
         if part.cases is not None and find(part.cases[0]) not in inside:

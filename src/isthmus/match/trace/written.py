@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from isthmus.match.spec import STATISTICS, Factor, Group, PermutationSpec, Segment
+from isthmus.match.spec import Axis as SpecAxis
 
 from . import terms
 from .graph import Traced
@@ -19,45 +22,49 @@ def written(traced: Traced) -> PermutationSpec:
             terms.freeze(value.axes, "the forward pass does not use it")
     state = {value.key or key: value for key, value in traced.state.items()}
     _simplify(state)
-    parents = {atom: _parent(atom) for value in state.values() for atom in terms.leaves(value.axes)}
-    free = {atom: parent for atom, parent in parents.items() if atom.reason is None and atom.size > 1}
+    atoms = dict.fromkeys(atom for value in state.values() for atom in terms.leaves(value.axes))
+    free = {atom: next(iter(atom.parents), None) for atom in atoms if atom.reason is None and atom.size > 1}
     names = _names(traced, free)
-    groups = {
-        name: Group(name, atom.size, names.get(parent) if parent else None)
-        for atom, name in names.items()
-        for parent in [free[atom]]
+    groups = {}
+    for atom, name in names.items():
+        parent = free[atom]
+        groups[name] = Group(name, atom.size, None if parent is None else names[parent])
+    axes = {key: tuple(_axis(axis, names) for axis in value.axes) for key, value in traced.state.items()}
+    frozen = {
+        (key, dimension): _reason(value.axes[dimension], axis)
+        for key, value in traced.state.items()
+        for dimension, axis in enumerate(axes[key])
+        if any(group is None and size > 1 for segment in axis for size, group in segment)
     }
-    axes, frozen = {}, {}
-    for key, value in traced.state.items():
-        made = []
-        for dimension, axis in enumerate(value.axes):
-            reasons = [atom.reason for atom in terms.leaves([axis]) if atom.reason is not None and atom.size > 1]
-            if reasons:
-                frozen[key, dimension] = "; ".join(dict.fromkeys(reasons))
-            written_segments: list[Segment] = []
-            for digits in terms.segments(axis):
-                factors: list[Factor] = []
-                for atom in _factors(digits):
-                    name = names.get(atom) if isinstance(atom, Atom) else None
-                    size = atom.size if isinstance(atom, Atom) else atom
-                    if name is None and factors and factors[-1].group is None:
-                        factors[-1] = Factor(factors[-1].size * size, None)
-                    elif size > 1:
-                        factors.append(Factor(size, name))
-                segment = tuple(factors) or (Factor(1, None),)
-                last: Segment = written_segments[-1] if written_segments else ()
-                if len(segment) == len(last) == 1 and segment[0].group is None and last[0].group is None:
-                    segment = (Factor(segment[0].size + last[0].size, None),)
-                    written_segments.pop()
-                written_segments.append(segment)
-            made.append(tuple(written_segments))
-        axes[key] = tuple(made)
     statistics = [key for key in axes if key.rpartition(".")[2] in STATISTICS]
     return PermutationSpec(groups, axes, statistics=statistics, frozen=frozen)
 
 
-def _parent(atom: Atom) -> Atom | None:
-    return next(iter(atom.parents), None)
+def _axis(axis: Axis, names: Mapping[Atom, str]) -> SpecAxis:
+    """An axis as a spec has it; what stays is put together."""
+    made: list[Segment] = []
+    for digits in terms.segments(axis):
+        factors: list[Factor] = []
+        for atom in _factors(digits):
+            size, name = (atom, None) if isinstance(atom, int) else (atom.size, names.get(atom))
+            if name is None and factors and factors[-1].group is None:
+                factors[-1] = Factor(factors[-1].size * size, None)
+            elif size > 1:
+                factors.append(Factor(size, name))
+        segment = tuple(factors) or (Factor(1, None),)
+        stays = all(factor.group is None for factor in segment)
+        if stays and made and all(factor.group is None for factor in made[-1]):
+            segment = (Factor(segment[0].size + made.pop()[0].size, None),)
+        made.append(segment)
+    return tuple(made)
+
+
+def _reason(axis: Axis, made: SpecAxis) -> str:
+    """Why an axis, or a part of it, stays."""
+    reasons = dict.fromkeys(atom.reason for atom in terms.leaves([axis]) if atom.reason is not None)
+    if not reasons and any(factor.group for segment in made for factor in segment):
+        return "its parts are told apart"
+    return "; ".join(reasons) or "its units are told apart one by one"
 
 
 def _factors(digits: list[Atom]) -> list[Atom | int]:
@@ -136,14 +143,10 @@ def _nested(state: dict[str, Value]) -> bool:
         return True
     for atom in dict.fromkeys(atoms):
         if len(atom.parents) > 1 or any(parent.parents for parent in atom.parents):
-            kept = next((parent for parent in _ordered(atom) if not parent.parents), None)
+            kept = next((parent for parent in atoms if parent in atom.parents and not parent.parents), None)
             atom.parents.intersection_update({kept} if kept else ())
             changed = True
     return changed
-
-
-def _ordered(atom: Atom) -> list[Atom]:
-    return sorted(atom.parents, key=lambda parent: (-parent.size * (not parent.parents), id(parent)))
 
 
 def _shape(axes: tuple[Axis, ...]) -> list[object]:
