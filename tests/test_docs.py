@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import matplotlib as mpl
 import pytest
+import torch
 
-from isthmus import methods
+import isthmus
+from isthmus import match, methods
+from isthmus.train import MLP
 
-PAGE = Path(__file__).parent.parent / "docs" / "methods.md"
+mpl.use("agg")
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "methods.md"
 METHODS = methods.available()
 
 
@@ -58,3 +65,26 @@ def test_every_option_is_explained(name):
     text = sections()[name].split("| option | default |")[0]
     missing = [option.name for option in METHODS[name].options if f"`{option.name}`" not in shared]
     assert [option for option in missing if f"`{option}`" not in text] == []
+
+
+@pytest.mark.parametrize(
+    ("page", "title"),
+    [
+        ("README.md", "Match"),
+        ("docs/matching.md", "Matching"),
+        ("docs/matching.md", "Many models"),
+        ("docs/matching.md", "REPAIR and BatchNorm"),
+    ],
+)
+def test_the_code_on_matching_runs(page, title):
+    inputs = torch.randn(32, 6, generator=torch.Generator().manual_seed(0))
+    targets = inputs[:, :3].argmax(1)
+    model, a, b, c, d = (MLP(6, [8], 3) for _ in range(5))
+    names = {"isthmus": isthmus, **vars(match), "model": model, "a": a, "b": b, "c": c, "d": d, "inputs": inputs}
+    names |= {"merged": model, "b2": b, "example_inputs": inputs[:2], "data": [(inputs, targets)]}
+    names |= {"evaluate": isthmus.Evaluator((inputs, targets)), "spec": match.PermutationSpec.from_model(a, inputs[:2])}
+    section = (ROOT / page).read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
+    blocks = [block.split("```")[0] for block in section.split("```python\n")[1:]]
+    assert blocks
+    for block in blocks:
+        exec(block, names)

@@ -313,6 +313,28 @@ def test_layers_that_make_the_outputs_are_left_alone():
         assert torch.equal(getattr(fixed, name).weight, getattr(merged, name).weight) == kept
 
 
+def test_a_language_model_from_hugging_face():
+    transformers = pytest.importorskip("transformers")
+    config = transformers.GPT2Config(n_layer=2, n_head=2, n_embd=8, vocab_size=13, n_positions=6, use_cache=False)
+    ends = []
+    for seed in (0, 1):
+        torch.manual_seed(seed)
+        ends.append(transformers.GPT2LMHeadModel(config).double())
+    merged = copy.deepcopy(ends[0])
+    merged.load_state_dict(isthmus.merge(ends, method="linear"))
+    tokens = torch.randint(13, (40, 6), generator=torch.Generator().manual_seed(2))
+    fixed = repair(merged, *ends, tokens, batch_size=16)
+    assert fixed.state_dict().keys() == merged.state_dict().keys()  # all is folded
+    name = "transformer.h.1.mlp.c_proj"
+    outputs = []
+    for model in (*ends, fixed):
+        model.eval().get_submodule(name).register_forward_hook(lambda _layer, _args, output: outputs.append(output))
+        with torch.no_grad():
+            model(tokens)
+    first, second, found = (rows.flatten(0, 1).std(0, correction=0) for rows in outputs)
+    torch.testing.assert_close(found, (first + second) / 2)
+
+
 def test_layers_that_are_not_called_are_named():
     class Attending(nn.Module):
         def __init__(self) -> None:

@@ -107,10 +107,11 @@ def repair(
     statistics are re-estimated (``isthmus.norms.reset_statistics``), before the first layer is corrected and again
     where a correction changed what comes after it, and layers whose outputs go straight into BatchNorm are left alone.
 
-    Corrected layers without a bias have one afterwards, another key of the state dict. Where the correction cannot be
-    folded, because weights are shared or made by something else (tied embeddings, parametrisations) or a hook changes
-    outputs, the layer is wrapped in a ``Repaired`` module. A layer that is called several times in a forward pass has
-    one correction, by the statistics over all calls; if one of them depends on another, these are not quite the goals.
+    Corrected are ``nn.Linear``, convolutions, transposed ones too, and the ``Conv1D`` of transformers. Those without a
+    bias have one afterwards, another key of the state dict. Where the correction cannot be folded, because weights are
+    shared or made by something else (tied embeddings, parametrisations) or a hook changes outputs, the layer is wrapped
+    in a ``Repaired`` module. A layer that is called several times in a forward pass has one correction, by the
+    statistics over all calls; if one of them depends on another, these are not quite the goals.
 
     Args:
         merged: the merged model.
@@ -299,6 +300,8 @@ def _apply(model: nn.Module, layer: nn.Module, scale: Tensor, shift: Tensor) -> 
     if isinstance(layer, TRANSPOSED):  # (in, groups · out, ...), a group's inputs and outputs being rows and columns
         grouped = rows.unflatten(0, (layer.groups, -1)) * scale.view(layer.groups, 1, -1, *[1] * (rows.dim() - 2))
         weight.copy_(grouped.flatten(0, 1))
+    elif _is_transposed(layer):
+        weight.copy_(rows * scale)
     else:
         weight.copy_(rows * scale.view(-1, *[1] * (rows.dim() - 1)))
     bias: Tensor | None = layer.bias  # type: ignore[assignment]
@@ -311,7 +314,8 @@ def _apply(model: nn.Module, layer: nn.Module, scale: Tensor, shift: Tensor) -> 
 
 def _foldable(layer: nn.Module, model: nn.Module) -> bool:
     """Whether ``layer`` computes W x + c with parameters of its own and nothing else."""
-    if type(layer) not in FOLDED or layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__:
+    known = type(layer) in FOLDED or _is_transposed(layer)
+    if not known or layer._forward_hooks or layer._forward_pre_hooks or "forward" in layer.__dict__:
         return False
     own = {id(parameter) for parameter in layer.parameters(recurse=False)}
     others = (
@@ -326,12 +330,17 @@ def _is_norm(layer: nn.Module) -> bool:
 
 def _is_affine(layer: nn.Module) -> bool:
     """Whether a layer is one of those that are corrected."""
-    return isinstance(layer, FOLDED) and _weight(layer).is_floating_point()
+    return (isinstance(layer, FOLDED) or _is_transposed(layer)) and _weight(layer).is_floating_point()
+
+
+def _is_transposed(layer: nn.Module) -> bool:
+    """Whether it is the linear layer of transformers whose weight has its units on the second axis."""
+    return type(layer).__name__ == "Conv1D" and type(layer).__module__.startswith("transformers.")
 
 
 def _axis(layer: nn.Module) -> int:
     """The axis of the outputs, counted from the end, on which the units of a layer lie."""
-    return -1 if isinstance(layer, nn.Linear) else 1 - _weight(layer).dim()
+    return -1 if _weight(layer).dim() == 2 else 1 - _weight(layer).dim()
 
 
 def _weight(layer: nn.Module) -> Tensor:
