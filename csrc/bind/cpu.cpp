@@ -308,6 +308,32 @@ void lerp_permuted(const TensorTable& table, std::vector<SourceTuple> sources, c
     cpu::lerp_permuted(table, sources_of(sources), dtypes, weights, threads);
 }
 
+using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
+
+// Matrices as (address, dtype, rows, columns, duals of the columns to start from or None). For each: the columns of the
+// rows, or its fault and where; then, where a certificate is wanted, the objective, its bound, and the duals.
+py::list assign(
+    const std::vector<std::tuple<std::uintptr_t, Dtype, std::int64_t, std::int64_t, std::optional<Doubles>>>& matrices,
+    bool maximize, bool certificate, int threads) {
+    std::vector<cpu::Problem> problems;
+    for (const auto& [address, dtype, rows, cols, start] : matrices)
+        problems.push_back({{address, dtype}, rows, cols, maximize, start ? start->data() : nullptr, certificate});
+    std::vector<cpu::Assignment> found;
+    {
+        const py::gil_scoped_release release;
+        found = cpu::assign(problems, threads);
+    }
+    py::list results;
+    for (const cpu::Assignment& a : found) {
+        const auto array = [](const auto& values) {
+            return to_array(values, {static_cast<py::ssize_t>(values.size())});
+        };
+        results.append(
+            py::make_tuple(array(a.columns), a.fault, a.row, a.column, a.primal, a.dual, array(a.u), array(a.v)));
+    }
+    return results;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_cpu, m) {
@@ -362,6 +388,13 @@ PYBIND11_MODULE(_cpu, m) {
     m.def("gram", &gram, py::arg("table"), py::arg("based"), py::arg("lengths"), py::arg("threads"));
     m.def("select", &find_cuts, py::arg("table"), py::arg("based"), py::arg("whole"), py::arg("lengths"),
           py::arg("ranks"), py::arg("exact"), py::arg("threads"));
+
+    py::enum_<cpu::Fault>(m, "Fault")
+        .value("none", cpu::Fault::none)
+        .value("nan", cpu::Fault::nan)
+        .value("unbounded", cpu::Fault::unbounded)
+        .value("infeasible", cpu::Fault::infeasible);
+    m.def("assign", &assign, py::arg("matrices"), py::arg("maximize"), py::arg("certificate"), py::arg("threads"));
 
     m.def("instruction_sets", [] {
         std::vector<std::pair<std::string, bool>> sets;

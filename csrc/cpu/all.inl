@@ -10,6 +10,8 @@
 #include "reduce.inl"
 #include "select.inl"
 
+#include "assign.inl"
+
 inline Loops provided(const char* name) {
     return {name,
             lerp,
@@ -19,5 +21,6 @@ inline Loops provided(const char* name) {
             gram,
             {gather<std::int32_t>, gather<std::int64_t>},
             stream_bytes,
-            {selection<std::int16_t>(), selection<std::int32_t>(), selection<std::int64_t>()}};
+            {selection<std::int16_t>(), selection<std::int32_t>(), selection<std::int64_t>()},
+            assign};
 }

@@ -130,6 +130,25 @@ void permute(const std::vector<Source>& sources, const std::vector<std::uintptr_
 void lerp_permuted(const Table& table, const std::vector<Source>& sources, const std::vector<Dtype>& dtypes,
                    const std::vector<double>& weights, int threads);
 
+// Linear assignment: pair every row of a matrix with a column of its own, at the least cost, or the highest value.
+struct Problem {
+    Operand matrix;           // f32 or f64, row after row
+    std::int64_t rows, cols;  // no more rows than columns, at least one
+    bool maximize;            // costs are the values negated
+    const double* start;      // a dual for each column to begin with, of a square problem; or none
+    bool certificate;         // duals and objectives are wanted
+};
+enum class Fault : std::uint8_t { none, nan, unbounded, infeasible };  // a cost is minus infinity; no pairing is finite
+struct Assignment {
+    std::vector<std::int64_t> columns;  // of each row
+    double primal = 0, dual = 0;        // the cost, and what no pairing costs less than: the sum of the duals
+    std::vector<double> u, v;           // of rows and columns: u[i] + v[j] is no more than the cost of i with j
+    Fault fault = Fault::none;
+    std::int64_t row = -1, column = -1;  // where
+};
+
+std::vector<Assignment> assign(const std::vector<Problem>& problems, int threads);
+
 // Instruction sets compiled in, from the plainest to the widest: "base", then "v3" (AVX2) and "v4" (AVX-512) on x86-64.
 struct InstructionSet {
     std::string name;

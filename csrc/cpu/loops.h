@@ -1,6 +1,7 @@
 // What one instruction set provides: its loops over a range of one row of a table.
 #pragma once
 
+#include <functional>
 #include <tuple>
 #include <utility>
 #include <vector>
@@ -78,6 +79,8 @@ struct Loops {
     std::tuple<GatherLoop<std::int32_t>, GatherLoop<std::int64_t>> gather;
     void (*stream)(char* out, const char* scratch, std::int64_t bytes);  // past the caches; both aligned to a line
     std::tuple<SelectionLoops<std::int16_t>, SelectionLoops<std::int32_t>, SelectionLoops<std::int64_t>> selection;
+    // Solve the problems whose numbers `next` gives, until it gives one past the last.
+    void (*assign)(const std::vector<Problem>&, const std::function<std::size_t()>& next, std::vector<Assignment>&);
 };
 
 // Other compilers than GCC do not apply a target pragma to templates, and other architectures need none of this.

@@ -13,7 +13,7 @@ from . import methods, ops
 from .flat import FlatState
 from .merging import TaskVector, collect_grams, diff, fisher_diagonal, greedy_soup, lerp_states, merge, merge_into
 from .methods import register_method
-from .ops import lerp, weighted_sum
+from .ops import lerp, linear_sum_assignment, weighted_sum
 
 if TYPE_CHECKING:
     from .path import (
@@ -52,6 +52,7 @@ __all__ = [
     "greedy_soup",
     "lerp",
     "lerp_states",
+    "linear_sum_assignment",
     "merge",
     "merge_into",
     "methods",

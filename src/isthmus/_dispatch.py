@@ -13,6 +13,7 @@ import warnings
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -363,6 +364,35 @@ def gram(
         table = table or _input_table(module, columns)
         return torch.from_numpy(module.gram(table, based, lengths, torch.get_num_threads()))
     return reference.gram(columns, based=based, lengths=lengths)
+
+
+def assign(
+    matrices: Sequence[np.ndarray],
+    starts: Sequence[np.ndarray | None],
+    *,
+    maximize: bool,
+    certificate: bool,
+    device: torch.device,
+    backend: str,
+) -> list[reference.Assignment]:
+    """An optimal assignment for each matrix, float32 or float64 in C-order with no more rows than columns.
+
+    Duals and objectives are found only if a certificate is wanted. ``device`` is where the matrices came from.
+    """
+    if choose(backend, device) == "reference":
+        pairs = zip(matrices, starts, strict=True)
+        return [reference.assign(matrix, maximize=maximize, start=start) for matrix, start in pairs]
+    module = _native.cpu()
+    codes = {np.dtype(np.float32): module.Dtype.f32, np.dtype(np.float64): module.Dtype.f64}
+    problems = [
+        (matrix.ctypes.data, codes[matrix.dtype], *matrix.shape, start)
+        for matrix, start in zip(matrices, starts, strict=True)
+    ]
+    found = module.assign(problems, maximize, certificate, torch.get_num_threads())
+    return [
+        reference.Assignment(columns, u, v, primal, dual, None if fault.name == "none" else (fault.name, row, column))
+        for columns, fault, row, column, primal, dual, u, v in found
+    ]
 
 
 def _chooses_cpp(columns: Sequence[Column], backend: str, table: Any) -> bool:

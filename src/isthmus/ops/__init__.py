@@ -22,6 +22,7 @@ from isthmus.reference import Stats
 from ._naming import naming
 from ._overlap import Placed, refuse_overlap
 from ._validate import DTYPES
+from .assignment import Certificate, linear_sum_assignment
 from .consensus import consensus
 from .elementwise import lerp, weighted_sum
 from .permute import lerp_permuted, permute
@@ -31,6 +32,7 @@ from .spherical import gram, karcher, model_stock, multislerp, nuslerp, slerp
 
 __all__ = [
     "DTYPES",
+    "Certificate",
     "Placed",
     "Stats",
     "Thresholds",
@@ -42,6 +44,7 @@ __all__ = [
     "lerp",
     "lerp_permuted",
     "linear",
+    "linear_sum_assignment",
     "model_stock",
     "multislerp",
     "naming",

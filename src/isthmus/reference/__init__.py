@@ -9,6 +9,7 @@ On the CPU these functions flush subnormal numbers if ``torch.set_flush_denormal
 never do.
 """
 
+from .assignment import Assignment, assign
 from .consensus import Plan, Random, Stats, consensus, consensus_gradient, l1
 from .elementwise import compute_dtype, lerp, narrow, weighted_sum
 from .permute import permute, permute_adjoint
@@ -18,12 +19,14 @@ from .selection import NO_INDEX, Cuts, Groups, Selected, select
 
 __all__ = [
     "NO_INDEX",
+    "Assignment",
     "Cuts",
     "Groups",
     "Plan",
     "Random",
     "Selected",
     "Stats",
+    "assign",
     "compute_dtype",
     "consensus",
     "consensus_gradient",
