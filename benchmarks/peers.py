@@ -78,3 +78,10 @@ def loss_landscapes() -> SimpleNamespace:
         metrics=importlib.import_module("loss_landscapes.metrics"),
         directions=directions,
     )
+
+
+def rebasin() -> Callable[..., Any]:
+    """rebasin's matching by weights: ``descent(a, b, inputs).rebasin()`` permutes b in place."""
+    package = pytest.importorskip("rebasin", reason="rebasin is not installed; run make bench")
+    descent: Callable[..., Any] = package.PermutationCoordinateDescent
+    return descent

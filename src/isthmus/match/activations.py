@@ -99,7 +99,7 @@ def activation_matching(
     by = dict.fromkeys(seen, "activations")
     for family in families(spec, seen):
         similarities = {name: _similarity(moments.get(name, []), permutation[name], method) for name in family.members}
-        best = best_orders(family, similarities, permutation, backend=backend)
+        (best,) = best_orders([family], similarities, permutation, backend=backend)
         permutation |= best.orders
         gaps[family.name] = best.bound - reached(family, similarities, permutation)
     unseen = free - seen

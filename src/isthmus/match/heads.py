@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from isthmus.errors import InputError
+from isthmus import ops
+from isthmus.ops import Certificate
 
 from .spec import Permutation, PermutationSpec
 
@@ -50,13 +51,13 @@ class Best(NamedTuple):
         orders: group -> permutation.
         value: the similarity that they reach: the sum over all pairs of units, float64.
         bound: no orders reach more than this; ``value`` up to rounding.
-        duals: of the assignment of the outer group, to start the next one from.
+        certificate: of the assignment of the outer group, to begin the next one with.
     """
 
     orders: dict[str, Tensor]
     value: float
     bound: float
-    duals: tuple[Tensor, Tensor] | None
+    certificate: Certificate | None
 
 
 def reached(family: Family, similarities: Mapping[str, Tensor], orders: Permutation) -> float:
@@ -72,68 +73,78 @@ def reached(family: Family, similarities: Mapping[str, Tensor], orders: Permutat
 
 
 def best_orders(
-    family: Family,
+    families: Sequence[Family],
     similarities: Mapping[str, Tensor],
     current: Permutation,
-    duals: tuple[Tensor, Tensor] | None = None,
+    certificates: Mapping[str, Certificate | None] | None = None,
     *,
     backend: str = "auto",
-) -> Best:
-    """The orders of a family's free groups that reach the highest similarity, the others as in ``current``.
+) -> list[Best]:
+    """The orders of the free groups of some families that reach the highest similarity, the others as in ``current``.
 
     Inside each pair of heads, the columns that are free are assigned to each other; what they reach then, with what
     heads have apart from their columns, is the similarity by which heads are assigned. That is exact, as the similarity
-    of all is a sum over the pairs of heads. Columns that are not free stay with their head.
+    of all is a sum over the pairs of heads. Columns that are not free stay with their head. The assignments of several
+    families are found in parallel.
 
     Args:
-        family: the groups.
+        families: the families.
         similarities: group -> S, on the CPU.
         current: the orders so far.
-        duals: of an earlier call for a similar S.
+        certificates: family -> that of an earlier call for a similar S.
         backend: as for ``isthmus.ops.linear_sum_assignment``.
 
     Raises:
-        InputError: a similarity holds NaN or infinity.
+        InputError: a similarity is NaN or infinite; the message names the group.
     """
-    for name in family.members:
-        if not bool(similarities[name].isfinite().all()):
-            raise InputError(
-                f"the similarity of the units of {name!r} holds NaN or infinity; look for them in the weights of both "
-                "models."
-            )
-    outer = current[family.name]
-    if not family.children:
-        order, value, bound, duals = _assign(similarities[family.name], duals, backend)
-        return Best({family.name: order}, value, bound, duals)
-    heads = len(outer)
-    costs = similarities[family.name].double()
-    inner: dict[str, Tensor] = {}  # child -> for each new and each old head, the order of its columns
-    for child in family.children:
-        size = current[child].shape[1]
-        blocks = similarities[child].view(heads, size, heads, size).transpose(1, 2)
-        if child in family.free:
-            inner[child] = _assign_each(blocks.reshape(-1, size, size), backend).view(heads, heads, size)
-        else:
-            inner[child] = current[child][outer.argsort()].expand(heads, heads, size)
-        costs = costs + blocks.gather(3, inner[child][..., None]).sum((2, 3), dtype=torch.float64)
-    if family.name in family.free:
-        order, value, bound, duals = _assign(costs, duals, backend)
-    else:
-        order, duals = outer, None
-        value = bound = float(costs.gather(1, order[:, None]).sum())
-    orders = {child: found[torch.arange(heads), order] for child, found in inner.items()}
-    return Best({family.name: order} | orders, value, bound, duals)
+    heads = [_Heads(family, similarities, current, backend) for family in families]
+    free = [one for one in heads if one.family.name in one.family.free]
+    solved = ops.linear_sum_assignment(
+        [one.values for one in free],
+        True,
+        certificate=True,
+        duals=[(certificates or {}).get(one.family.name) for one in free],
+        names=[_called(one.family.name) for one in free],
+        backend=backend,
+    ) if free else []  # fmt: skip
+    found = {one.family.name: (order, certificate) for one, (_, order, certificate) in zip(free, solved, strict=True)}
+    return [one.best(*found.get(one.family.name, (current[one.family.name], None))) for one in heads]
 
 
-def _assign(matrix: Tensor, duals: tuple[Tensor, Tensor] | None, backend: str) -> tuple[Tensor, float, float, None]:
-    from scipy.optimize import linear_sum_assignment
+class _Heads:
+    """A family and what each of its outer units would be worth in the place of each other.
 
-    order = torch.from_numpy(linear_sum_assignment(matrix.numpy(), maximize=True)[1])
-    value = float(matrix.gather(1, order[:, None]).sum(dtype=torch.float64))
-    return order, value, value, None
+    Attributes:
+        family: the groups.
+        values: the worth of old outer units (columns) in the places of new ones (rows), their inner units at best.
+    """
+
+    def __init__(self, family: Family, similarities: Mapping[str, Tensor], current: Permutation, backend: str) -> None:
+        self.family = family
+        self.values = similarities[family.name]
+        self._inner: dict[str, Tensor] = {}  # child -> for each new and each old head, the order of its columns
+        outer = current[family.name]
+        heads = len(outer)
+        for child in family.children:
+            size = current[child].shape[1]
+            blocks = similarities[child].view(heads, size, heads, size).transpose(1, 2)
+            if child in family.free:
+                matrices = blocks.reshape(-1, size, size)
+                names = [_called(child)] * len(matrices)
+                _, orders = ops.linear_sum_assignment(matrices, True, names=names, backend=backend)
+                self._inner[child] = orders.view(heads, heads, size)
+            else:
+                self._inner[child] = current[child][outer.argsort()].expand(heads, heads, size)
+            worth = blocks.gather(3, self._inner[child][..., None]).sum((2, 3), dtype=torch.float64)
+            self.values = self.values.double() + worth
+
+    def best(self, order: Tensor, certificate: Certificate | None) -> Best:
+        """What this order of the outer units comes to."""
+        inner = {child: found[torch.arange(len(order)), order] for child, found in self._inner.items()}
+        value = float(self.values.gather(1, order[:, None]).sum(dtype=torch.float64))
+        bound = value if certificate is None else certificate.dual
+        return Best({self.family.name: order} | inner, value, bound, certificate)
 
 
-def _assign_each(matrices: Tensor, backend: str) -> Tensor:
-    from scipy.optimize import linear_sum_assignment
-
-    return torch.stack([torch.from_numpy(linear_sum_assignment(m.numpy(), maximize=True)[1]) for m in matrices])
+def _called(name: str) -> str:
+    return f"the similarity of the units of {name!r}"

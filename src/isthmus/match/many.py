@@ -281,13 +281,13 @@ class _Search:
                 family = self._families[position]
                 for model, vertex in enumerate(vertices):
                     gradient = {name: self._gradient(name, model, soft[model], mixed) for name in family.members}
-                    vertex |= best_orders(family, gradient, vertex, backend=self._backend).orders
+                    vertex |= best_orders([family], gradient, vertex, backend=self._backend)[0].orders
                 ends = [_matrices(spec, {name: one[name] for name in family.members}) for one in vertices]
                 gained |= self._step(family, soft, ends, mixed)
         for family in self._families:
             for matrices, vertex in zip(soft, vertices, strict=True):
                 held = {name: matrices[name].cpu() for name in family.members}
-                vertex |= best_orders(family, held, vertex, backend=self._backend).orders
+                vertex |= best_orders([family], held, vertex, backend=self._backend)[0].orders
         return vertices, sweeps
 
     def _gradient(self, name: str, model: int, matrices: Soft, mixed: Mapping[str, Sequence[Tensor]]) -> Tensor:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 from typing import NamedTuple
 
@@ -17,6 +17,7 @@ from torch import Tensor
 
 from isthmus.errors import InputError
 from isthmus.merging.sources import Source, read_model
+from isthmus.ops import Certificate
 
 from .heads import Best, Family, best_orders, families, reached
 from .permutation import check_permutation, random_permutation
@@ -149,6 +150,10 @@ class Ascent:
         self._similarities = {
             name: Similarity(spec, name, pairs) for family in self._families for name in family.members
         }
+        self._keys = {
+            family.name: {key for key in pairs if groups_of(spec.axes[key]) & set(family.members)}
+            for family in self._families
+        }
         self._curved = {family.name: _curved(spec, pairs, family) for family in self._families}
 
     def run(
@@ -156,37 +161,48 @@ class Ascent:
     ) -> Found:
         """Ascend until no family gains."""
         permutation = dict(begin)
-        settled: dict[str, tuple[int, ...]] = {}  # family -> the versions of its similarities when it last had its best
-        bests: dict[str, Best] = {}
+        done: dict[str, tuple[int, ...]] = {}  # family -> the versions of its similarities that it was assigned on last
+        certificates: dict[str, Certificate | None] = {}
         gaps: dict[str, float] = {}
-        sweeps = 0
-        for sweeps in range(1, self._max_sweeps + 1):
+        sweeps, gained = 0, True
+        while gained and sweeps < self._max_sweeps:
+            sweeps += 1
             gained = False
-            for position in torch.randperm(len(self._families), generator=generator).tolist():
-                family = self._families[position]
-                members = [self._similarities[name] for name in family.members]
-                for similarity in members:
-                    similarity.update(permutation)
-                versions = tuple(similarity.version for similarity in members)
-                if settled.get(family.name) == versions:
-                    continue
-                settled[family.name] = versions
-                matrices = {similarity.name: similarity.matrix.cpu() for similarity in members}
-                earlier = bests.get(family.name)
-                best = best_orders(
-                    family, matrices, permutation, earlier.duals if earlier else None, backend=self._backend
-                )
-                bests[family.name] = best
-                if self._gains(family, best, matrices, permutation):
-                    permutation |= best.orders
-                    gained = True
-                gaps[family.name] = best.bound - reached(family, matrices, permutation)
+            for batch in self._apart(torch.randperm(len(self._families), generator=generator).tolist()):
+                for name in (name for family in batch for name in family.members):
+                    self._similarities[name].update(permutation)
+                versions = {
+                    family.name: tuple(self._similarities[name].version for name in family.members) for family in batch
+                }
+                changed = [family for family in batch if done.get(family.name) != versions[family.name]]
+                done |= versions
+                matrices = {
+                    name: self._similarities[name].matrix.cpu() for family in changed for name in family.members
+                }
+                bests = best_orders(changed, matrices, permutation, certificates, backend=self._backend)
+                for family, best in zip(changed, bests, strict=True):
+                    certificates[family.name] = best.certificate
+                    if self._gains(family, best, matrices, permutation):
+                        permutation |= best.orders
+                        gained = True
+                    gaps[family.name] = best.bound - reached(family, matrices, permutation)
             if progress is not None:
                 products = inner_products(self._spec, self._pairs, [{}, permutation], backend=self._backend)
                 progress(start, sweeps, float(total(products)[0, 1]))
-            if not gained:
-                break
         return Found(permutation, sweeps, gaps)
+
+    def _apart(self, order: Sequence[int]) -> Iterator[list[Family]]:
+        """The families in this order, those together that follow each other and have no tensor in common."""
+        batch: list[Family] = []
+        used: set[str] = set()
+        for family in (self._families[position] for position in order):
+            if used & self._keys[family.name]:
+                yield batch
+                batch, used = [], set()
+            batch.append(family)
+            used |= self._keys[family.name]
+        if batch:
+            yield batch
 
     def anchored(self, begin: Permutation) -> dict[str, Tensor]:
         """Match families one after the other, by the places alone whose other groups stay or were matched before."""
@@ -196,7 +212,7 @@ class Ascent:
         while waiting:
             family = max(waiting, key=lambda family: self._known_share(family, known))
             matrices = {name: self._similarities[name].among(permutation, known).cpu() for name in family.members}
-            permutation |= best_orders(family, matrices, permutation, backend=self._backend).orders
+            permutation |= best_orders([family], matrices, permutation, backend=self._backend)[0].orders
             known |= set(family.members)
             waiting.remove(family)
         return permutation
