@@ -71,6 +71,7 @@ def test_every_option_is_explained(name):
     ("page", "title"),
     [
         ("README.md", "Match"),
+        ("docs/matching.md", "Specs"),
         ("docs/matching.md", "Matching"),
         ("docs/matching.md", "Many models"),
         ("docs/matching.md", "REPAIR and BatchNorm"),

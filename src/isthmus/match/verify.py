@@ -118,8 +118,7 @@ class _Probe:
                 [None if index is None else index.to(tensor.device) for index in indices[key]]
                 for key, tensor in zip(moved, sources, strict=True)
             ]
-            for key, tensor in zip(moved, ops.permute(sources, places, backend="reference"), strict=True):
-                self.tensors[key].copy_(tensor)
+            ops.permute(sources, places, out=[self.tensors[key] for key in moved], backend="reference")
             try:
                 found = self._run(doubled=self.doubled)
             finally:
