@@ -56,6 +56,17 @@ class Networks:
             self._linear(state, axes, f"{k}.down", hidden, width, names["mlp"], "stream")
         return state, PermutationSpec.from_dict(axes, state, within=within, sizes=sizes)
 
+    def grouped_attention(self, width: int = 24, heads: int = 3, queries: int = 2, size: int = 5):
+        """Attention whose heads have keys and values, and several queries that share them."""
+        shapes = {"q": (heads * queries * size, width), "k": (heads * size, width), "v": (heads * size, width)}
+        state = {name: 0.1 * torch.randn(shape) for name, shape in shapes.items()}
+        state |= {"o": 0.1 * torch.randn(width, heads * queries * size), "embed": torch.randn(40, width)}
+        axes: dict = {"q": (("heads", "queries", size), "stream"), "k": (("heads", size), "stream")}
+        axes |= {"v": (("heads", "v"), "stream"), "o": ("stream", ("heads", "queries", "v"))}
+        axes |= {"embed": (None, "stream")}
+        within, sizes = {"queries": "heads", "v": "heads"}, {"heads": heads, "queries": queries, "v": size}
+        return state, PermutationSpec.from_dict(axes, state, within=within, sizes=sizes)
+
     def resnet18(self, width: int = 16, classes: int = 10) -> tuple[dict, PermutationSpec]:
         """The tensors of a ResNet-18 whose first stage has ``width`` channels."""
         state: dict[str, Tensor] = {}

@@ -118,6 +118,15 @@ def test_only_some_groups(networks):
     assert matching.report.fixed[1] < 1
 
 
+def test_queries_that_share_values(networks):
+    torch.manual_seed(0)
+    state, spec = networks.grouped_attention()
+    planted, models = plant(state, spec, 3)
+    assert undone(spec, planted, match_many(spec, models, method="mean", restarts=2).permutations)
+    with pytest.raises(InputError, match=r"the groups \['v', 'queries'\] are in one product .* use method=\"mean\""):
+        match_many(spec, models)
+
+
 def test_matrices_of_permutations_permute(networks):
     torch.manual_seed(0)
     state, spec = networks.transformer(24, 3, 16, 1)

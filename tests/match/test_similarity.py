@@ -6,7 +6,6 @@ import math
 import pytest
 import torch
 
-from isthmus.errors import InputError
 from isthmus.match import PermutationSpec, identity_permutation, random_permutation
 from isthmus.match.similarity import Similarity, inner_products, moving_tensors
 
@@ -26,7 +25,8 @@ def positions(segment, start, perm, groups):
                     digit = int(order[digit])
                 else:
                     parent = next(i for i, other in enumerate(segment) if other.group == within)
-                    digit = int(order[digits[parent], digit])
+                    head = digits[parent]  # an old one if it is among the own: what stays with it is in its order
+                    digit = int(order[perm[within].argsort()[head] if parent in own else head, digit])
             found = found * factor.size + digit
         return start + found
 
@@ -125,6 +125,12 @@ CASES = {
         {"o": ("stream", ("heads", 3, "v")), "p": (("heads", 2, "v"), None)},
         {"v": "heads"},
         {"heads": 3},
+    ),
+    "two kinds of columns in one product": (
+        {"w": (3, 12), "q": (6, 2), "v": (4, 2)},
+        {"w": ("stream", ("heads", "q", "v")), "q": (("heads", "q"), None), "v": (("heads", "v"), None)},
+        {"q": "heads", "v": "heads"},
+        {"heads": 2},
     ),
     "long": ({"w": (3, 700), "v": (2, 3, 600)}, {"w": ("h", None), "v": ("g", "h", None)}, {}, {}),
 }
@@ -235,16 +241,13 @@ def test_other_dtypes(dtype):
     torch.testing.assert_close(similarity.matrix.double(), expected, rtol=1e-5, atol=1e-5)
 
 
-def test_two_kinds_of_columns_in_one_product_are_refused():
-    state = {"w": torch.zeros(12, 2), "q": torch.zeros(6), "v": torch.zeros(4)}
-    spec = PermutationSpec.from_dict(
-        {"w": (("heads", "q", "v"), None), "q": (("heads", "q"),), "v": (("heads", "v"),)},
-        state,
-        within={"q": "heads", "v": "heads"},
-        sizes={"heads": 2},
-    )
-    with pytest.raises(InputError, match="axis 0 of 'w' has the groups 'q' and 'v' in one product"):
-        Similarity(spec, "q", moving_tensors(spec, state, state))
+def test_what_columns_share_is_left_out_on_request():
+    spec, a, b = make("two kinds of columns in one product")
+    permutation = random_permutation(spec, torch.Generator().manual_seed(1))
+    similarity = Similarity(spec, "q", moving_tensors(spec, a, b), shared=False)
+    similarity.update(permutation)
+    expected = naive_similarity(spec, "q", a, b, permutation, skip=["w"])
+    torch.testing.assert_close(similarity.matrix.double(), expected, rtol=1e-5, atol=1e-5)
 
 
 def test_products_are_the_same_on_any_number_of_threads():

@@ -4,6 +4,7 @@ import math
 
 import pytest
 import torch
+import transformers
 from torch import nn
 
 from isthmus import FlatState
@@ -17,6 +18,7 @@ from isthmus.match import (
     random_permutation,
     weight_matching,
 )
+from isthmus.train.models import ResNet18
 
 RESIDUAL = [(3, 30, 50), (30, 30, 50), (784, 128, 256)]
 
@@ -98,6 +100,26 @@ def test_outputs_do_not_change():
     torch.testing.assert_close(back(x), model(x), rtol=1e-6, atol=1e-6)
     for one, other in zip(back.parameters(), model.parameters(), strict=True):
         assert torch.equal(one, other)
+
+
+@pytest.mark.parametrize("kind", ["gpt2", "resnet"])
+def test_traced_models_are_the_same_functions_again(kind):
+    torch.manual_seed(0)
+    if kind == "gpt2":
+        config = {"n_positions": 16, "n_embd": 32, "n_layer": 2, "n_head": 4, "bos_token_id": 1, "eos_token_id": 2}
+        model = transformers.GPT2LMHeadModel(transformers.GPT2Config(vocab_size=50, **config)).eval()
+        inputs = {"input_ids": torch.randint(50, (2, 9))}
+    else:
+        model = ResNet18(10, width=16).eval()
+        inputs = {"x": torch.randn(4, 3, 16, 16)}
+    spec = PermutationSpec.from_model(model, inputs)
+    moved = apply_permutation(spec, random_permutation(spec, torch.Generator().manual_seed(1)), model)
+    matching = weight_matching(spec, model, moved, restarts=10)
+    assert matching.report.similarity == pytest.approx(1)
+    with torch.no_grad():
+        outputs = [one(**inputs) for one in (model, apply_permutation(spec, matching.permutation, moved))]
+    before, after = outputs if kind == "resnet" else [one.logits for one in outputs]
+    assert (after - before).norm() < 1e-4 * before.norm()
 
 
 def test_modules_states_flat_states_and_files(networks, tmp_path):
@@ -197,6 +219,24 @@ def test_heads_without_their_columns_and_columns_without_their_heads(networks):
     for planted, only in ((columns, ["*.qk", "*.v"]), (heads, "*.heads")):
         moved = apply_permutation(spec, planted, state)
         matching = weight_matching(spec, state, moved, only=only)
+        assert undone(spec, planted, matching.permutation)
+
+
+def test_queries_that_share_values(networks):
+    for seed in range(5):
+        torch.manual_seed(seed)
+        state, spec = networks.grouped_attention()
+        assert found_again((state, spec), seed, restarts=2)
+        other, _ = networks.grouped_attention()
+        report = weight_matching(spec, state, other).report
+        assert report.objective > report.objective_before
+    for only in ("queries", "v", ["heads", "v"]):
+        planted = identity_permutation(spec) | {
+            name: order
+            for name, order in random_permutation(spec).items()
+            if name in ([only] if isinstance(only, str) else only)
+        }
+        matching = weight_matching(spec, state, apply_permutation(spec, planted, state), only=only)
         assert undone(spec, planted, matching.permutation)
 
 

@@ -97,7 +97,7 @@ def activation_matching(
     seen = frozenset(moments)  # of a group within another, its parent too: only with it units have an order
     seen |= {name for name in free if any(spec.groups[other].within == name for other in seen)}
     by = dict.fromkeys(seen, "activations")
-    for family in families(spec, seen):
+    for family in families(spec, seen, at_once=True):
         similarities = {name: _similarity(moments.get(name, []), permutation[name], method) for name in family.members}
         (best,) = best_orders([family], similarities, permutation, backend=backend)
         permutation |= best.orders
@@ -164,7 +164,7 @@ def _sites(spec: PermutationSpec, model: nn.Module, free: frozenset[str]) -> dic
         for outputs, dimension, axis in _axes(layer):
             for group in spec.groups:
                 for place in places(spec, group, [key]):
-                    if place.dimension == dimension and not place.others(spec.axes[key])[1]:
+                    if place.dimension == dimension and not place.others(spec)[1] and not place.siblings(spec):
                         found = written if outputs else read
                         found.setdefault(group, []).append(Site(name, outputs, axis, place))
     return {name: (read.get(name, []), written.get(name, [])) for name in spec.groups if name in free}

@@ -21,11 +21,13 @@ class Family(NamedTuple):
         name: the group.
         children: the groups within it.
         free: which of all these may change their order.
+        apart: children whose similarity leaves out the places that they share with others of the children.
     """
 
     name: str
     children: tuple[str, ...]
     free: frozenset[str]
+    apart: frozenset[str]
 
     @property
     def members(self) -> tuple[str, ...]:
@@ -33,15 +35,40 @@ class Family(NamedTuple):
         return (self.name, *self.children)
 
 
-def families(spec: PermutationSpec, free: frozenset[str]) -> list[Family]:
-    """The families of a spec of which a group is free."""
+def families(spec: PermutationSpec, free: frozenset[str], *, at_once: bool = False) -> list[Family]:
+    """The families of a spec of which a group is free.
+
+    Where two children are factors of one product (the query heads of a key-value head, and the value columns, on the
+    inputs of the output projection), the similarity of one depends on the order of the other. Such a family is listed
+    once for each of these that is free, the others following their head; or once, those places left out (``at_once``).
+    """
     found = []
     for group in spec.groups.values():
-        if group.within is None:
-            children = tuple(other.name for other in spec.groups.values() if other.within == group.name)
-            if free & {group.name, *children}:
-                found.append(Family(group.name, children, free & {group.name, *children}))
+        if group.within is not None:
+            continue
+        children = tuple(other.name for other in spec.groups.values() if other.within == group.name)
+        movable = free & {group.name, *children}
+        together = frozenset(_together(spec, children))
+        bearers = sorted(together & movable) or sorted(together)[:1]
+        if not movable:
+            continue
+        if at_once or not bearers:
+            found.append(Family(group.name, children, movable, together))
+        else:
+            found += [Family(group.name, children, movable - together | ({one} & movable), together - {one})
+                      for one in bearers]  # fmt: skip
     return found
+
+
+def _together(spec: PermutationSpec, children: Sequence[str]) -> set[str]:
+    """Those of the children that are in one product with another of them."""
+    met: set[str] = set()
+    for axes in spec.axes.values():
+        for axis in axes:
+            for segment in axis:
+                here = {factor.group for factor in segment if factor.group in children}
+                met |= {name for name in here if name is not None and len(here) > 1}
+    return met
 
 
 class Best(NamedTuple):
@@ -76,7 +103,7 @@ def best_orders(
     families: Sequence[Family],
     similarities: Mapping[str, Tensor],
     current: Permutation,
-    certificates: Mapping[str, Certificate | None] | None = None,
+    certificates: Mapping[Family, Certificate | None] | None = None,
     *,
     backend: str = "auto",
 ) -> list[Best]:
@@ -103,12 +130,12 @@ def best_orders(
         [one.values for one in free],
         True,
         certificate=True,
-        duals=[(certificates or {}).get(one.family.name) for one in free],
+        duals=[(certificates or {}).get(one.family) for one in free],
         names=[_called(one.family.name) for one in free],
         backend=backend,
     ) if free else []  # fmt: skip
-    found = {one.family.name: (order, certificate) for one, (_, order, certificate) in zip(free, solved, strict=True)}
-    return [one.best(*found.get(one.family.name, (current[one.family.name], None))) for one in heads]
+    found = {one.family: (order, certificate) for one, (_, order, certificate) in zip(free, solved, strict=True)}
+    return [one.best(*found.get(one.family, (current[one.family.name], None))) for one in heads]
 
 
 class _Heads:

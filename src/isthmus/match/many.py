@@ -267,6 +267,11 @@ class _Search:
     ) -> tuple[list[dict[str, Tensor]], int]:
         """Ascend over doubly stochastic matrices and round them; also the number of sweeps."""
         spec, vertices = self._spec, [dict(one) for one in begin]
+        if shared := [name for family in self._families for name in family.apart]:
+            raise InputError(
+                f"the groups {shared} are in one product with others within the same group (as grouped queries are "
+                'with values), which Frank-Wolfe cannot mix; use method="mean".'
+            )
         soft = [_matrices(spec, one) for one in begin]
         mixed = {
             key: [_mixed(spec, key, x, matrices) for x, matrices in zip(each, soft, strict=True)]
@@ -295,11 +300,11 @@ class _Search:
         units = len(matrices[name])
         gradient = torch.zeros(units, units)
         for place in places(self._spec, name, mixed):
-            axes = self._spec.axes[place.key]
+            spec = self._spec
             others = torch.stack([x for other, x in enumerate(mixed[place.key]) if other != model]).sum(0)
-            own = _mixed(self._spec, place.key, self._tensors[place.key][model], matrices, place)
+            own = _mixed(spec, place.key, self._tensors[place.key][model], matrices, place)
             gradient = gradient.to(own.device)
-            add_product(gradient, place.arranged(others, axes).flatten(0, 1), place.arranged(own, axes).flatten(0, 1))
+            add_product(gradient, place.arranged(others, spec).flatten(0, 1), place.arranged(own, spec).flatten(0, 1))
         return gradient.cpu()
 
     def _step(self, family: Family, soft: list[Soft], ends: list[Soft], mixed: dict[str, list[Tensor]]) -> bool:

@@ -16,14 +16,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from isthmus import ops
-from isthmus.errors import InputError
 from isthmus.flat import first_aliases
 
 from .spec import Axis, Permutation, PermutationSpec, Segment
@@ -76,16 +75,20 @@ class Term:
     """One place where a group occurs, arranged for products over everything else.
 
     Attributes:
+        place: where it is.
         axes: what the rows consist of that other groups move, from outer to inner.
         a: the first model's tensor there, float32 of shape (rows, others, units): the others stay.
         b: the second model's.
         index: which rows of ``b`` the similarity has; None as long as it has none.
+        kin: the orders of siblings that ``b`` has.
     """
 
+    place: Place
     axes: tuple[Axis, ...]
     a: Tensor
     b: Tensor
     index: Tensor | None = None
+    kin: dict[str, Tensor] = field(default_factory=dict)
 
 
 class Similarity:
@@ -98,6 +101,13 @@ class Similarity:
     Besides S (float32) it keeps each tensor of both models in float32 once for each axis that the group is on, in the
     order in which products read it.
 
+    Args:
+        spec: which axes move together.
+        name: the group.
+        pairs: the tensors of both models.
+        shared: whether places count where the segment has other groups within the same one, which keep their order
+            and stay with their head: else these places are left to the similarities of those groups.
+
     Attributes:
         name: the group.
         matrix: S, float32.
@@ -105,19 +115,21 @@ class Similarity:
         version: counts the changes of ``matrix``.
     """
 
-    def __init__(self, spec: PermutationSpec, name: str, pairs: Tensors) -> None:
+    def __init__(self, spec: PermutationSpec, name: str, pairs: Tensors, *, shared: bool = True) -> None:
         self.name = name
         self.version = 0
-        terms = [_term(spec, place, pairs) for place in places(spec, name, pairs)]
-        self._terms = [term for term in terms if term.axes]
+        self._spec, self._pairs = spec, pairs
+        found = [place for place in places(spec, name, pairs) if shared or not place.siblings(spec)]
+        terms = [_term(spec, place, pairs) for place in found]
+        fixed = [term for term in terms if not term.axes and not term.place.siblings(spec)]
+        self._terms = [term for term in terms if term.axes or term.place.siblings(spec)]
         self._rows = PermutationSpec(spec.groups, {str(i): term.axes for i, term in enumerate(self._terms)})
         group = spec.groups[name]
         units = group.size * (spec.groups[group.within].size if group.within else 1)
         device = terms[0].a.device if terms else None
         self._constant = torch.zeros(units, units, device=device)
-        for term in terms:
-            if not term.axes:
-                add_product(self._constant, term.a.flatten(0, 1), term.b.flatten(0, 1))
+        for term in fixed:
+            add_product(self._constant, term.a.flatten(0, 1), term.b.flatten(0, 1))
         self.matrix = self._constant if not self._terms else torch.zeros_like(self._constant)
         self._updates = DRIFT
         self._weights = [(groups_of(term.axes), _squares(term.a), _squares(term.b)) for term in terms]
@@ -134,6 +146,8 @@ class Similarity:
         if not indices:
             self.version = max(self.version, 1)
             return
+        for term in self._terms:
+            self._follow(term, permutation)
         changed = [
             None if term.index is None else (term.index != index).nonzero().flatten()
             for term, index in zip(self._terms, indices, strict=True)
@@ -163,9 +177,28 @@ class Similarity:
         """S of the places alone whose other groups are all ``known``."""
         matrix = self._constant.clone()
         for term, index in zip(self._terms, self._indices(permutation), strict=True):
-            if groups_of(term.axes) <= known:
+            if groups_of(term.axes) | term.place.siblings(self._spec) <= known:
+                self._follow(term, permutation)
                 _add_rows(matrix, term, index)
         return matrix
+
+    def _follow(self, term: Term, permutation: Permutation) -> None:
+        """Bring the units of b beside these, of siblings, into the order that they have in their old head."""
+        siblings, parent = term.place.siblings(self._spec), self._spec.groups[self.name].within
+        if not siblings or parent is None:
+            return
+        back = permutation[parent].argsort()
+        kin = {name: permutation[name][back] for name in sorted(siblings)}
+        if term.kin and all(torch.equal(term.kin[name], order) for name, order in kin.items()):
+            return
+        key, dimension, start, segment, _ = term.place
+        (moved,) = PermutationSpec(self._spec.groups, {key: ((segment,),)}).indices(kin)[key]
+        tensor = self._pairs[key][1]
+        if moved is not None:
+            index = torch.arange(tensor.shape[dimension])
+            index[start : start + len(moved)] = start + moved
+            tensor = tensor.index_select(dimension, index.to(tensor.device))
+        term.b, term.kin, term.index = term.place.arranged(tensor, self._spec), kin, None
 
     def _indices(self, permutation: Permutation) -> list[Tensor]:
         """For each term, where each of its rows comes from."""
@@ -212,15 +245,29 @@ class Place(NamedTuple):
     segment: Segment
     units: tuple[int, ...]
 
-    def others(self, axes: tuple[Axis, ...]) -> tuple[list[int], list[int]]:
+    def siblings(self, spec: PermutationSpec) -> set[str]:
+        """The other groups of the segment that lie within the same one as this."""
+        names = [factor.group for factor in self.segment]
+        parents = {spec.groups[name].within for digit, name in enumerate(names) if digit in self.units and name} - {
+            None
+        }
+        beside = {name for digit, name in enumerate(names) if digit not in self.units and name is not None}
+        return {name for name in beside if spec.groups[name].within in parents}
+
+    def others(self, spec: PermutationSpec) -> tuple[list[int], list[int]]:
         """The other axes of the tensor that groups move, and the other factors of the segment that they move."""
+        axes, siblings = spec.axes[self.key], self.siblings(spec)
         moving = [other for other in range(len(axes)) if other != self.dimension and groups_of(axes[other : other + 1])]
-        beside = [i for i, factor in enumerate(self.segment) if i not in self.units and factor.group is not None]
+        beside = [
+            digit
+            for digit, (_, name) in enumerate(self.segment)
+            if digit not in self.units and name is not None and name not in siblings
+        ]
         return moving, beside
 
-    def arranged(self, tensor: Tensor, axes: tuple[Axis, ...]) -> Tensor:
+    def arranged(self, tensor: Tensor, spec: PermutationSpec) -> Tensor:
         """The tensor there as float32 of shape (rows that groups move, others that stay, units)."""
-        moving, beside = self.others(axes)
+        moving, beside = self.others(spec)
         length = math.prod(factor.size for factor in self.segment)
         sizes = [factor.size for factor in self.segment]
         split: Tensor = tensor.narrow(self.dimension, self.start, length).unflatten(self.dimension, sizes)
@@ -236,11 +283,7 @@ class Place(NamedTuple):
 
 
 def places(spec: PermutationSpec, name: str, keys: Iterable[str]) -> Iterator[Place]:
-    """The places where a group occurs; of a group that others lie within, those without any of these.
-
-    Raises:
-        InputError: two groups within the same one are in one product.
-    """
+    """The places where a group occurs; of a group that others lie within, those without any of these."""
     group = spec.groups[name]
     children = {other.name for other in spec.groups.values() if other.within == name}
     for key in keys:
@@ -249,25 +292,18 @@ def places(spec: PermutationSpec, name: str, keys: Iterable[str]) -> Iterator[Pl
             for segment in axis:
                 names = [factor.group for factor in segment]
                 if name in names and not children & set(names):
-                    siblings = [other for other in names if other and spec.groups[other].within == group.within]
-                    if group.within is not None and len(siblings) > 1:
-                        raise InputError(
-                            f"axis {dimension} of {key!r} has the groups {siblings[0]!r} and {siblings[1]!r} in one "
-                            f"product, both within {group.within!r}; units of only one can be matched there."
-                        )
                     units = [names.index(member) for member in (group.within, name) if member is not None]
                     yield Place(key, dimension, start, segment, tuple(units))
                 start += math.prod(factor.size for factor in segment)
 
 
 def _term(spec: PermutationSpec, place: Place, pairs: Tensors) -> Term:
-    axes = spec.axes[place.key]
-    moving, beside = place.others(axes)
-    rows = [axes[other] for other in moving]
+    moving, beside = place.others(spec)
+    rows = [spec.axes[place.key][other] for other in moving]
     if beside:
         rows.append((tuple(place.segment[digit] for digit in beside),))
-    a, b = (place.arranged(tensor, axes) for tensor in pairs[place.key])
-    return Term(tuple(rows), a, b)
+    a, b = (place.arranged(tensor, spec) for tensor in pairs[place.key])
+    return Term(place, tuple(rows), a, b)
 
 
 def _joined(indices: tuple[Tensor | None, ...], axes: tuple[Axis, ...]) -> Tensor:

@@ -146,42 +146,41 @@ class Ascent:
     ) -> None:
         self._spec, self._pairs, self._backend = spec, pairs, backend
         self._tolerance, self._max_sweeps = tolerance, max_sweeps
-        self._families = families(spec, free)
-        self._similarities = {
-            name: Similarity(spec, name, pairs) for family in self._families for name in family.members
-        }
+        self._free, self._families = free, families(spec, free)
+        self._similarities: dict[tuple[str, bool], Similarity] = {}
         self._keys = {
-            family.name: {key for key in pairs if groups_of(spec.axes[key]) & set(family.members)}
+            family: {key for key in pairs if groups_of(spec.axes[key]) & set(family.members)}
             for family in self._families
         }
-        self._curved = {family.name: _curved(spec, pairs, family) for family in self._families}
+        self._curved = {family: _curved(spec, pairs, family) for family in self._families}
 
     def run(
         self, begin: Permutation, generator: torch.Generator, start: int = 0, progress: Tell | None = None
     ) -> Found:
         """Ascend until no family gains."""
         permutation = dict(begin)
-        done: dict[str, tuple[int, ...]] = {}  # family -> the versions of its similarities that it was assigned on last
-        certificates: dict[str, Certificate | None] = {}
+        done: dict[Family, list[int]] = {}  # the versions of its similarities that it was assigned on last
+        certificates: dict[Family, Certificate | None] = {}
         gaps: dict[str, float] = {}
         sweeps, gained = 0, True
         while gained and sweeps < self._max_sweeps:
             sweeps += 1
             gained = False
             for batch in self._apart(torch.randperm(len(self._families), generator=generator).tolist()):
-                for name in (name for family in batch for name in family.members):
-                    self._similarities[name].update(permutation)
-                versions = {
-                    family.name: tuple(self._similarities[name].version for name in family.members) for family in batch
-                }
-                changed = [family for family in batch if done.get(family.name) != versions[family.name]]
-                done |= versions
-                matrices = {
-                    name: self._similarities[name].matrix.cpu() for family in changed for name in family.members
-                }
+                matrices: dict[str, Tensor] = {}
+                changed = []
+                for family in batch:
+                    members = self._of(family)
+                    for similarity in members:
+                        similarity.update(permutation)
+                    versions = [similarity.version for similarity in members]
+                    if done.get(family) != versions:
+                        changed.append(family)
+                        matrices |= {similarity.name: similarity.matrix.cpu() for similarity in members}
+                    done[family] = versions
                 bests = best_orders(changed, matrices, permutation, certificates, backend=self._backend)
                 for family, best in zip(changed, bests, strict=True):
-                    certificates[family.name] = best.certificate
+                    certificates[family] = best.certificate
                     if self._gains(family, best, matrices, permutation):
                         permutation |= best.orders
                         gained = True
@@ -196,39 +195,48 @@ class Ascent:
         batch: list[Family] = []
         used: set[str] = set()
         for family in (self._families[position] for position in order):
-            if used & self._keys[family.name]:
+            if used & self._keys[family]:
                 yield batch
                 batch, used = [], set()
             batch.append(family)
-            used |= self._keys[family.name]
+            used |= self._keys[family]
         if batch:
             yield batch
 
     def anchored(self, begin: Permutation) -> dict[str, Tensor]:
         """Match families one after the other, by the places alone whose other groups stay or were matched before."""
         permutation = dict(begin)
-        waiting = list(self._families)
+        waiting = families(self._spec, self._free, at_once=True)
         known = set(self._spec.groups) - {name for family in waiting for name in family.free}
         while waiting:
             family = max(waiting, key=lambda family: self._known_share(family, known))
-            matrices = {name: self._similarities[name].among(permutation, known).cpu() for name in family.members}
+            matrices = {one.name: one.among(permutation, known).cpu() for one in self._of(family)}
             permutation |= best_orders([family], matrices, permutation, backend=self._backend)[0].orders
             known |= set(family.members)
             waiting.remove(family)
         return permutation
 
+    def _of(self, family: Family) -> list[Similarity]:
+        """The similarities of a family's groups."""
+        found = []
+        for name in family.members:
+            shared = name not in family.apart
+            if (name, shared) not in self._similarities:
+                self._similarities[name, shared] = Similarity(self._spec, name, self._pairs, shared=shared)
+            found.append(self._similarities[name, shared])
+        return found
+
     def _known_share(self, family: Family, known: set[str]) -> float:
         """How much of the similarity of a family's units does not depend on orders that are still to be found."""
-        members = [self._similarities[name] for name in family.members]
-        whole = sum(similarity.weight for similarity in members)
-        return sum(similarity.known_weight(known) for similarity in members) / whole if whole else 0.0
+        whole = sum(similarity.weight for similarity in self._of(family))
+        return sum(similarity.known_weight(known) for similarity in self._of(family)) / whole if whole else 0.0
 
     def _gains(self, family: Family, best: Best, matrices: Mapping[str, Tensor], permutation: Permutation) -> bool:
         """Whether the new orders raise the objective by more than the tolerance."""
-        least = self._tolerance * sum(self._similarities[name].weight for name in family.members)
+        least = self._tolerance * sum(similarity.weight for similarity in self._of(family))
         if all(torch.equal(best.orders[name], permutation[name]) for name in family.members):
             return False
-        if not (pairs := self._curved[family.name]):
+        if not (pairs := self._curved[family]):
             return best.value - reached(family, matrices, permutation) > least
         before, after = (
             float(total(inner_products(self._spec, pairs, [{}, orders], backend=self._backend))[0, 1])
