@@ -1,4 +1,4 @@
-"""Make the tables of README.md and docs/matching.md from models trained apart on Fashion-MNIST.
+"""Make the tables of README.md and docs/matching.md, and docs/matching.png, from models trained apart on Fashion-MNIST.
 
 usage: python docs/matching_table.py ROOT [MODELS], with ROOT the folder of the IDX files (Debian:
 dataset-fashion-mnist), from the root of the repository. Trained models go to the folder MODELS, and are taken from
@@ -24,6 +24,7 @@ from isthmus.path import metrics
 from isthmus.train import MLP, Data, ResNet18, load_data
 
 PAGES = ("README.md", "docs/matching.md")
+FIGURE = "docs/matching.png"
 ALPHAS = [k / 10 for k in range(11)]  # of the perceptrons
 FEW_ALPHAS = [0.0, 0.25, 0.5, 0.75, 1.0]  # of the residual network
 SAMPLES = 5000  # training images that statistics are measured on
@@ -98,6 +99,7 @@ def perceptrons(data: Data, folder: Path) -> str:
     evaluate = isthmus.Evaluator((data.test_x, data.test_y))
     line = isthmus.scan_line(copy.deepcopy(a), a, b, evaluate, ALPHAS, align=(spec, matching))
     print(line.barrier_cut)
+    line.plot()[0].figure.savefig(FIGURE, dpi=100)  # type: ignore[union-attr]
     moved = apply_permutation(spec, matching.permutation, b)
     repaired = {"loss": [], "accuracy": []}  # type: ignore[var-annotated]
     for alpha in ALPHAS:
