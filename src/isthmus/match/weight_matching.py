@@ -55,7 +55,8 @@ def weight_matching(
     best order is an assignment on a matrix of similarities, which is solved exactly; sweeps visit all groups in random
     order until none gains. The result is a local optimum, and depends on where the ascent starts: from ``initial``
     or the order as it is; from the units matched outwards from what cannot move, inputs and outputs; then from
-    random orders. The best is kept, the first of equals.
+    random orders. The best is kept, the first of equals; none follows one that reaches ‖a‖‖b‖, as no objective exceeds
+    that.
 
     A group on several axes of one tensor has an objective that is not linear in its order: it is linearised, and the
     new order taken only if the objective itself grows.
@@ -67,7 +68,7 @@ def weight_matching(
         spec: which axes move together.
         a: the model whose order stays: a module, a state dict, a ``FlatState`` or the path of a safetensors file.
         b: the model whose units are to be permuted.
-        restarts: how many starts, at least 1.
+        restarts: how many starts at most, at least 1.
         seed: of the order of groups in a sweep, and of random starts: start k draws from ``seed + k``.
         max_sweeps: an ascent ends after so many sweeps at the latest.
         tolerance: the least gain of a new order, as a part of ‖a‖‖b‖ over the places of its group.
@@ -93,6 +94,7 @@ def weight_matching(
     ascent = Ascent(spec, pairs, free, tolerance=tolerance, max_sweeps=max_sweeps, backend=backend)
     before = inner_products(spec, pairs, [{}, {}], backend=backend)
     check_finite(spec, before)
+    bound = math.sqrt(float(total(before).diagonal().prod()))
     best, best_objective, sweeps, objectives = first, -math.inf, 0, []
     gaps: Mapping[str, float] = {}
     for start in range(restarts):
@@ -108,6 +110,8 @@ def weight_matching(
         objectives.append(objective)
         if objective > best_objective:
             best, best_objective, sweeps, gaps = found.permutation, objective, found.sweeps, found.gaps
+        if bound - objective <= tolerance * bound:
+            break
     report = make_report(
         "weight matching",
         spec,
