@@ -43,7 +43,7 @@ struct ExchangeApi {
     void* current_work_stream;
 };
 constexpr std::int32_t dl_cpu = 1;
-constexpr std::uint8_t dl_float = 2, dl_bfloat = 4;
+constexpr std::uint8_t dl_int = 0, dl_uint = 1, dl_float = 2, dl_bfloat = 4, dl_bool = 6;
 
 struct {
     PyTypeObject *tensor = nullptr, *parameter = nullptr;
@@ -75,8 +75,12 @@ std::int64_t numel(const DLTensor& t) {
     return std::accumulate(t.shape, t.shape + t.ndim, std::int64_t{1}, std::multiplies<>{});
 }
 
-// A plain tensor of the CPU in C-order, or nothing: then Python looks closer and says what is the matter.
-std::optional<DLTensor> plain(PyObject* object) {
+bool same_shape(const DLTensor& x, const DLTensor& y) {
+    return x.ndim == y.ndim && std::equal(x.shape, x.shape + x.ndim, y.shape);
+}
+
+// A plain tensor of the CPU in C-order, of any dtype, or nothing.
+std::optional<DLTensor> described(PyObject* object) {
     PyTypeObject* type = Py_TYPE(object);
     if (type != torch_types.tensor && type != torch_types.parameter) return std::nullopt;
     DLTensor t;
@@ -84,7 +88,7 @@ std::optional<DLTensor> plain(PyObject* object) {
         PyErr_Clear();
         return std::nullopt;
     }
-    if (t.device.type != dl_cpu || !dtype_of(t)) return std::nullopt;
+    if (t.device.type != dl_cpu) return std::nullopt;
     std::int64_t stride = 1;
     for (int d = t.ndim - 1; d >= 0; --d) {
         if (t.strides != nullptr && t.shape[d] != 1 && t.strides[d] != stride) return std::nullopt;
@@ -95,6 +99,12 @@ std::optional<DLTensor> plain(PyObject* object) {
     if (stride == 1 && py::handle(object).attr("is_neg")().cast<bool>()) return std::nullopt;
     t.data = static_cast<char*>(t.data) + t.byte_offset;
     return t;
+}
+
+// One that can be merged, or nothing: then Python looks closer and says what is the matter.
+std::optional<DLTensor> plain(PyObject* object) {
+    const std::optional<DLTensor> t = described(object);
+    return t && dtype_of(*t) ? t : std::nullopt;
 }
 
 // A table of tensors, and whether a gradient is recorded for any of its inputs.
@@ -120,7 +130,7 @@ std::optional<TensorTable> plain_table(const std::vector<py::list>& columns, con
             if (!t) return false;
             if (!first) first = t;
             operands.push_back({reinterpret_cast<std::uintptr_t>(t->data), *dtype_of(*t)});
-            return t->ndim == first->ndim && std::equal(t->shape, t->shape + t->ndim, first->shape);
+            return same_shape(*t, *first);
         };
         for (const py::list& column : columns) {
             if (!add(column, table.inputs)) return std::nullopt;
@@ -277,35 +287,97 @@ py::array_t<double> gram(const TensorTable& table, bool based, const std::option
     return to_array(sums, {groups, models, models});
 }
 
-// Sources of a permutation: address, element size, shape, strides, and the address of each index or 0.
+// What a permutation reads and writes, and whether a gradient is recorded for any of its inputs.
+struct TensorSources {
+    std::vector<cpu::Source> sources;
+    std::vector<std::uintptr_t> outputs;
+    bool requires_grad = false;
+};
+
+// Whether a tensor's values can be moved: real numbers, integers and booleans. Complex ones may be lazily conjugated.
+bool can_move(const DLTensor& t) {
+    switch (t.dtype.code) {
+        case dl_int:
+        case dl_bool: return t.dtype.lanes == 1;
+        case dl_uint: return t.dtype.lanes == 1 && t.dtype.bits == 8;
+        default: return dtype_of(t).has_value();
+    }
+}
+
+// The entries of a list or a tuple, or nothing.
+std::optional<std::pair<PyObject**, std::size_t>> entries(PyObject* object) {
+    if (!PyList_CheckExact(object) && !PyTuple_CheckExact(object)) return std::nullopt;
+    return std::pair{PySequence_Fast_ITEMS(object), static_cast<std::size_t>(PySequence_Fast_GET_SIZE(object))};
+}
+
+// The sources of a permutation where all tensors and indices are plain and valid, and outputs, if any, are plain,
+// disjoint from everything else and, if asked for, of the dtypes of the tensors; else nothing.
+std::optional<TensorSources> plain_sources(const py::list& tensors, const py::object& indices,
+                                           const std::optional<py::list>& out, bool same_dtype) {
+    if (torch_types.api == nullptr) return std::nullopt;
+    const auto rows = entries(indices.ptr());
+    if (!rows || rows->second != tensors.size() || (out && out->size() != tensors.size())) return std::nullopt;
+    TensorSources result;
+    std::vector<cpu::Index> given;
+    std::vector<cpu::Span> outputs;
+    const py::str requires_grad = py::reinterpret_steal<py::str>(PyUnicode_InternFromString("requires_grad"));
+    for (std::size_t r = 0; r < tensors.size(); ++r) {
+        const std::optional<DLTensor> t = described(PyList_GET_ITEM(tensors.ptr(), r));
+        if (!t || !can_move(*t)) return std::nullopt;
+        result.requires_grad |= tensors[r].attr(requires_grad).ptr() == Py_True;
+        cpu::Source source{reinterpret_cast<std::uintptr_t>(t->data),
+                           t->dtype.bits / 8,
+                           {t->shape, t->shape + t->ndim},
+                           std::vector<std::int64_t>(t->ndim),
+                           std::vector<const std::int64_t*>(t->ndim)};
+        std::int64_t stride = 1;
+        for (int d = t->ndim - 1; d >= 0; stride *= t->shape[d--]) source.strides[d] = stride;
+        if (PyObject* row = rows->first[r]; row != Py_None) {
+            const auto axes = entries(row);
+            if (!axes || axes->second != source.shape.size()) return std::nullopt;
+            for (std::size_t d = 0; d < axes->second; ++d) {
+                if (axes->first[d] == Py_None) continue;
+                const std::optional<DLTensor> index = described(axes->first[d]);
+                if (!index || index->dtype.code != dl_int || index->dtype.bits != 64 || index->ndim != 1 ||
+                    index->shape[0] != source.shape[d])
+                    return std::nullopt;
+                source.indices[d] = static_cast<const std::int64_t*>(index->data);
+                given.push_back({source.indices[d], source.shape[d]});
+            }
+        }
+        if (out) {
+            const std::optional<DLTensor> target = described(PyList_GET_ITEM(out->ptr(), r));
+            if (!target || !same_shape(*target, *t) || !can_move(*target)) return std::nullopt;
+            if (same_dtype && (target->dtype.code != t->dtype.code || target->dtype.bits != t->dtype.bits))
+                return std::nullopt;
+            result.outputs.push_back(reinterpret_cast<std::uintptr_t>(target->data));
+            outputs.push_back({result.outputs.back(), result.outputs.back() + numel(*target) * target->dtype.bits / 8});
+        }
+        result.sources.push_back(std::move(source));
+    }
+    if (cpu::first_out_of_range(given) || !cpu::outputs_are_disjoint(outputs, result.sources)) return std::nullopt;
+    return result;
+}
+
+// Sources from addresses, with the axes in the order in which those of the outputs lie: address, element size, shape,
+// strides, and the address of each index or 0.
 using SourceTuple = std::tuple<std::uintptr_t, std::int64_t, std::vector<std::int64_t>, std::vector<std::int64_t>,
                                std::vector<std::uintptr_t>>;
 
-std::vector<cpu::Source> sources_of(std::vector<SourceTuple>& tuples) {
-    std::vector<cpu::Source> sources;
-    for (auto& [address, element_size, shape, strides, indices] : tuples) {
-        sources.push_back({address, element_size, std::move(shape), std::move(strides), {}});
+TensorSources sources(const std::vector<SourceTuple>& tuples) {
+    TensorSources result;
+    for (const auto& [address, element_size, shape, strides, indices] : tuples) {
+        result.sources.push_back({address, element_size, shape, strides, {}});
         for (const std::uintptr_t index : indices)
-            sources.back().indices.push_back(reinterpret_cast<const std::int64_t*>(index));
+            result.sources.back().indices.push_back(reinterpret_cast<const std::int64_t*>(index));
     }
-    return sources;
+    return result;
 }
 
 std::optional<std::size_t> first_out_of_range(const std::vector<std::pair<std::uintptr_t, std::int64_t>>& indices) {
-    std::vector<cpu::Index> found;
-    for (const auto& [address, size] : indices) found.push_back({reinterpret_cast<const std::int64_t*>(address), size});
-    return cpu::first_out_of_range(found);
-}
-
-void permute(std::vector<SourceTuple> sources, const std::vector<std::uintptr_t>& outputs, int threads) {
-    const py::gil_scoped_release release;
-    cpu::permute(sources_of(sources), outputs, threads);
-}
-
-void lerp_permuted(const TensorTable& table, std::vector<SourceTuple> sources, const std::vector<Dtype>& dtypes,
-                   const std::vector<double>& weights, int threads) {
-    const py::gil_scoped_release release;
-    cpu::lerp_permuted(table, sources_of(sources), dtypes, weights, threads);
+    std::vector<cpu::Index> given;
+    for (const auto& [address, size] : indices) given.push_back({reinterpret_cast<const std::int64_t*>(address), size});
+    return cpu::first_out_of_range(given);
 }
 
 using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
@@ -358,10 +430,23 @@ PYBIND11_MODULE(_cpu, m) {
     m.def("weighted_sum", &cpu::weighted_sum, py::arg("table"), py::arg("weights"), py::arg("threads"),
           py::call_guard<py::gil_scoped_release>());
 
+    py::class_<TensorSources>(m, "Sources")
+        .def_readonly("requires_grad", &TensorSources::requires_grad)
+        .def_readwrite("outputs", &TensorSources::outputs)
+        .def(py::init(&sources), py::arg("sources"));
+    m.def("plain_sources", &plain_sources, py::arg("tensors"), py::arg("indices"), py::arg("out"),
+          py::arg("same_dtype"));
     m.def("first_out_of_range", &first_out_of_range, py::arg("indices"));
-    m.def("permute", &permute, py::arg("sources"), py::arg("outputs"), py::arg("threads"));
-    m.def("lerp_permuted", &lerp_permuted, py::arg("table"), py::arg("sources"), py::arg("dtypes"), py::arg("weights"),
-          py::arg("threads"));
+    m.def(
+        "permute", [](const TensorSources& s, int threads) { cpu::permute(s.sources, s.outputs, threads); },
+        py::arg("sources"), py::arg("threads"), py::call_guard<py::gil_scoped_release>());
+    m.def(
+        "lerp_permuted",
+        [](const TensorTable& table, const TensorSources& s, const std::vector<Dtype>& dtypes,
+           const std::vector<double>& weights,
+           int threads) { cpu::lerp_permuted(table, s.sources, dtypes, weights, threads); },
+        py::arg("table"), py::arg("sources"), py::arg("dtypes"), py::arg("weights"), py::arg("threads"),
+        py::call_guard<py::gil_scoped_release>());
 
     py::enum_<cpu::Vote>(m, "Vote")
         .value("none", cpu::Vote::none)

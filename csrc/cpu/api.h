@@ -122,6 +122,14 @@ struct Index {
 // The first index with an entry that is not within 0 .. size - 1.
 std::optional<std::size_t> first_out_of_range(const std::vector<Index>& indices);
 
+// Bytes that an output covers.
+struct Span {
+    std::uintptr_t begin, end;
+};
+
+// Whether outputs share no memory with each other, nor with sources in C-order and their indices.
+bool outputs_are_disjoint(std::vector<Span> outputs, const std::vector<Source>& sources);
+
 // out[i0, i1, ...] = x[idx0[i0], idx1[i1], ...] for every tensor; outputs are disjoint from all sources.
 void permute(const std::vector<Source>& sources, const std::vector<std::uintptr_t>& outputs, int threads);
 

@@ -4,6 +4,7 @@
 // source. A unit is as long as axes that stay, and runs of an index, allow; other axes become tables of offsets.
 
 #include <algorithm>
+#include <array>
 #include <limits>
 #include <numeric>
 #include <optional>
@@ -14,9 +15,10 @@ namespace isthmus::cpu {
 
 namespace {
 
-constexpr std::int64_t long_unit = 256;     // bytes from which on a unit is a row of its own
-constexpr std::int64_t most_items = 4096;   // of a row that is made of short ones
-constexpr std::int64_t piece_bytes = 2048;  // gathered at a time, and prefetched from the next row
+constexpr std::int64_t long_unit = 256;          // bytes from which on a unit is a row of its own
+constexpr std::int64_t most_items = 4096;        // of a row that is made of short ones
+constexpr std::int64_t piece_bytes = 2048;       // gathered at a time
+constexpr std::int64_t prefetched_bytes = 4096;  // that lie, where rows are short, between what is read and fetched
 
 // Part of an axis: the byte offsets of its entries, or for one that stays the stride between them.
 struct Axis {
@@ -108,12 +110,16 @@ struct Rows {
 class Reader {
    public:
     Reader(const Rows& rows, std::int64_t begin)
-        : rows_(rows), at_(begin % rows.row_bytes()), place_(rows.outer.size()), gather_(loops().gather) {
+        : rows_(rows),
+          at_(begin % rows.row_bytes()),
+          place_(rows.outer.size()),
+          ahead_(rows.span > 2 * rows.row_bytes()
+                     ? 0
+                     : std::clamp<std::int64_t>(prefetched_bytes / rows.row_bytes(), 1, most_ahead)),
+          gather_(loops().gather) {
         std::int64_t row = begin / rows.row_bytes();
-        for (std::size_t d = place_.size(); d-- > 0; row /= rows_.outer[d].size())
-            place_[d] = row % rows_.outer[d].size();
-        row_ = start();
-        next_ = step();
+        for (std::size_t d = place_.size(); d-- > 0; row /= size(d)) place_[d] = row % size(d);
+        for (std::int64_t k = 0; k <= ahead_; ++k) look_ahead();
     }
 
     // Write the next bytes of the result to `out`.
@@ -121,14 +127,14 @@ class Reader {
         while (bytes > 0) {
             if (at_ == rows_.row_bytes()) {
                 at_ = 0;
-                row_ = next_;
-                next_ = step();
+                ++row_;
+                look_ahead();
             }
             const std::int64_t n = std::min(bytes, std::min(piece_bytes, rows_.row_bytes() - at_));
-            // The units of a row are read in any order, which processors do not foresee: fetch the same part of the
-            // next row meanwhile.
-            if (next_ != nullptr && rows_.span <= 2 * rows_.row_bytes())
-                for (std::int64_t i = 0; i < n; i += 64) __builtin_prefetch(next_ + at_ + i);
+            // Rows, and units in a row, are read in an order that processors do not foresee: meanwhile fetch the same
+            // part of a later row.
+            if (const char* later = starts_[(row_ + ahead_) % starts_.size()]; ahead_ > 0 && later != nullptr)
+                for (std::int64_t i = 0; i < n; i += 64) __builtin_prefetch(later + at_ + i);
             read_in_row(out, n);
             out += n;
             bytes -= n;
@@ -136,23 +142,24 @@ class Reader {
     }
 
    private:
-    const char* start() const {
+    static constexpr std::int64_t most_ahead = 7;
+
+    std::int64_t size(std::size_t d) const { return rows_.outer[d].size(); }
+
+    // Note where one more row begins, or nullptr after the last, and go on.
+    void look_ahead() {
         const char* row = rows_.source;
         for (std::size_t d = 0; d < place_.size(); ++d) row += rows_.outer[d][place_[d]];
-        return row;
+        starts_[seen_++ % starts_.size()] = over_ ? nullptr : row;
+        for (std::size_t d = place_.size(); d-- > 0; place_[d] = 0)
+            if (++place_[d] < size(d)) return;
+        over_ = true;
     }
 
-    // Go on to the next row; where it begins, or nullptr after the last.
-    const char* step() {
-        for (std::size_t d = place_.size(); d-- > 0;) {
-            if (++place_[d] < static_cast<std::int64_t>(rows_.outer[d].size())) return start();
-            place_[d] = 0;
-        }
-        return nullptr;
-    }
+    const char* row() const { return starts_[row_ % starts_.size()]; }
 
     const char* unit_at(std::int64_t item) const {
-        return row_ + (rows_.far.empty() ? rows_.near[item] : rows_.far[item]);
+        return row() + (rows_.far.empty() ? rows_.near[item] : rows_.far[item]);
     }
 
     void read_in_row(char* out, std::int64_t bytes) {
@@ -167,17 +174,20 @@ class Reader {
         }
         const std::int64_t whole = bytes / unit;
         if (rows_.far.empty())
-            std::get<0>(gather_)(row_, rows_.near.data() + item, whole, unit, out);
+            std::get<0>(gather_)(row(), rows_.near.data() + item, whole, unit, out);
         else
-            std::get<1>(gather_)(row_, rows_.far.data() + item, whole, unit, out);
+            std::get<1>(gather_)(row(), rows_.far.data() + item, whole, unit, out);
         if (const std::int64_t rest = bytes - whole * unit; rest > 0)
             std::memcpy(out + whole * unit, unit_at(item + whole), rest);
     }
 
     const Rows& rows_;
     std::int64_t at_;                  // bytes of the row that are read
-    std::vector<std::int64_t> place_;  // of the next row
-    const char *row_, *next_;
+    std::vector<std::int64_t> place_;  // of the first row whose start is not noted yet
+    std::int64_t ahead_;               // rows between the one that is read and the one that is fetched
+    std::size_t row_ = 0, seen_ = 0;   // rows read, and starts noted, since the first
+    bool over_ = false;
+    std::array<const char*, most_ahead + 1> starts_{};
     decltype(Loops::gather) gather_;
 };
 
@@ -193,6 +203,29 @@ std::optional<std::size_t> first_out_of_range(const std::vector<Index>& indices)
         if (out) return i;
     }
     return std::nullopt;
+}
+
+bool outputs_are_disjoint(std::vector<Span> outputs, const std::vector<Source>& sources) {
+    const auto by_begin = [](const Span& x, const Span& y) { return x.begin < y.begin; };
+    outputs.erase(std::remove_if(outputs.begin(), outputs.end(), [](const Span& x) { return x.begin == x.end; }),
+                  outputs.end());
+    std::sort(outputs.begin(), outputs.end(), by_begin);
+    for (std::size_t i = 1; i < outputs.size(); ++i)
+        if (outputs[i].begin < outputs[i - 1].end) return false;
+    const auto meets = [&](std::uintptr_t begin, std::int64_t bytes) {
+        const auto after = std::lower_bound(outputs.begin(), outputs.end(), Span{begin + bytes, 0}, by_begin);
+        return bytes > 0 && after != outputs.begin() && std::prev(after)->end > begin;
+    };
+    for (const Source& source : sources) {
+        std::int64_t bytes = source.element_size;
+        for (const std::int64_t size : source.shape) bytes *= size;
+        if (meets(source.address, bytes)) return false;
+        for (std::size_t d = 0; d < source.shape.size(); ++d)
+            if (source.indices[d] != nullptr &&
+                meets(reinterpret_cast<std::uintptr_t>(source.indices[d]), source.shape[d] * sizeof(std::int64_t)))
+                return false;
+    }
+    return true;
 }
 
 void permute(const std::vector<Source>& sources, const std::vector<std::uintptr_t>& outputs, int threads) {

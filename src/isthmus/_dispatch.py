@@ -153,22 +153,39 @@ def weighted_sum(
     )
 
 
-def permute(tensors: Column, indices: Sequence[Indices], *, out: Column | None, backend: str) -> Column:
+def plain_sources(tensors: Column, indices: object, out: Column | None, *, same_dtype: bool) -> Any:
+    """The compiled extension's view of permuted tensors if it vouches that they are valid, else ``None``.
+
+    It does for plain CPU tensors in C-order, lists of indices in range, and outputs that are disjoint from all of them
+    and, where ``same_dtype``, of the tensors' dtypes.
+    """
+    module, _ = _native.load_cpu()
+    return None if module is None else module.plain_sources(tensors, indices, out, same_dtype)
+
+
+def permute(
+    tensors: Column, indices: Sequence[Indices], *, out: Column | None, backend: str, sources: Any = None
+) -> Column:
     """``isthmus.ops.permute`` for every tensor, with an entry for each of its dimensions.
+
+    ``sources`` is what ``plain_sources`` made of the same tensors.
 
     Raises:
         InputError: an index has an entry that is not within its axis.
     """
     if not tensors:
         return []
-    chosen = choose(backend, tensors[0].device)
-    indices = _within_range(tensors, indices)
+    if sources is None:
+        indices = _within_range(tensors, indices)
     outputs = [torch.empty_like(tensor) for tensor in tensors] if out is None else out
-    if chosen == "cpp":
-        results = outputs if out is None else [_dense(target) for target in out]
-        plain = [tensor.detach().resolve_conj().resolve_neg() for tensor in tensors]
-        addresses = [result.data_ptr() for result in results]
-        _native.cpu().permute(_sources(plain, indices, results), addresses, torch.get_num_threads())
+    if _chooses_cpp([tensors], backend, sources):
+        results = outputs
+        if sources is None:
+            results = outputs if out is None else [_dense(target) for target in out]
+            plain = [tensor.detach().resolve_conj().resolve_neg() for tensor in tensors]
+            sources = _sources(plain, indices, results)
+        sources.outputs = [result.data_ptr() for result in results]
+        _native.cpu().permute(sources, torch.get_num_threads())
     else:
         results = [reference.permute(tensor.detach(), index) for tensor, index in zip(tensors, indices, strict=True)]
     for target, result in zip(outputs, results, strict=True):
@@ -196,33 +213,31 @@ def lerp_permuted(
     out: Column | None,
     backend: str,
     table: Any = None,
+    sources: Any = None,
 ) -> Column:
     """``isthmus.ops.lerp_permuted`` for every row, with one weight for all rows or one for each.
 
-    ``table`` is what ``plain_table`` made of the same tensors.
+    ``table`` and ``sources`` are what ``plain_table`` and ``plain_sources`` made of the same tensors.
 
     Raises:
         InputError: an index has an entry that is not within its axis.
     """
-    if not a:
-        return []
-    if choose(backend, a[0].device) == "reference":
-        permuted = permute(b, indices, out=None, backend="reference")
+    if not _chooses_cpp([a], backend, table):
+        permuted = permute(b, indices, out=None, backend="reference") if b else []
         return lerp(a, permuted, weights, out=out, backend="reference")
-    indices = _within_range(b, indices)
     module = _native.cpu()
     outputs = [torch.empty_like(tensor) for tensor in a] if out is None else out
     late: list[tuple[Tensor, Tensor]] = []
-    if table is None:
-        table, results, late = _strided_table(module, [a], outputs, c_order=False)
-    else:
-        results = outputs
-        if out is None:
-            table.set_outputs(outputs)
     real = [_real(tensor) for tensor in b]
-    pairs = [(*index, None) if tensor.is_complex() else index for tensor, index in zip(b, indices, strict=True)]
+    if table is None or sources is None:
+        indices = _within_range(b, indices)
+        table, results, late = _strided_table(module, [a], outputs, c_order=False)
+        by_axis = [(*index, None) if tensor.is_complex() else index for tensor, index in zip(b, indices, strict=True)]
+        sources = _sources(real, by_axis, results)
+    elif out is None:
+        table.set_outputs(outputs)
     dtypes = [_dtype_codes(module)[tensor.dtype] for tensor in real]
-    module.lerp_permuted(table, _sources(real, pairs, results), dtypes, weights, torch.get_num_threads())
+    module.lerp_permuted(table, sources, dtypes, weights, torch.get_num_threads())
     for target, result in late:
         target.copy_(result)
     if out is not None:
@@ -262,23 +277,16 @@ def _dense(target: Tensor) -> Tensor:
     return target if target.stride() == torch.empty_like(target).stride() else target.new_empty(target.shape)
 
 
-def _sources(tensors: Column, indices: Sequence[Indices], results: Column) -> list[tuple[Any, ...]]:
-    """What the extension reads permuted tensors by, their axes in the order in which those of ``results`` lie."""
+def _sources(tensors: Column, indices: Sequence[Indices], results: Column) -> Any:
+    """The extension's view of permuted tensors of any strides, to be written to ``results``, which have no gaps."""
     sources = []
     for tensor, index, result in zip(tensors, indices, results, strict=True):
-        shape, stride = tensor.shape, tensor.stride()
         axes = range(tensor.dim())
         order = axes if result.is_contiguous() else sorted(axes, key=result.stride, reverse=True)
-        sources.append(
-            (
-                tensor.data_ptr(),
-                tensor.element_size(),
-                [shape[d] for d in order],
-                [stride[d] for d in order],
-                [0 if x is None else x.data_ptr() for x in (index[d] for d in order)],
-            )
-        )
-    return sources
+        shape, strides = [tensor.shape[d] for d in order], [tensor.stride(d) for d in order]
+        addresses = [0 if x is None else x.data_ptr() for x in (index[d] for d in order)]
+        sources.append((tensor.data_ptr(), tensor.element_size(), shape, strides, addresses))
+    return _native.cpu().Sources(sources)
 
 
 def select(

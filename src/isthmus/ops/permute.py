@@ -66,17 +66,23 @@ def permute(
     """
     columns = [column(tensors, "tensors")]
     targets = None if out is None else column(out, "out")
-    table = validate(columns, ("tensors",), targets, dtypes=PERMUTED)
-    given = _check_indices(columns[0], [indices] if isinstance(tensors, Tensor) else indices, "tensors")
-    if targets is not None:
-        _refuse_in_place(targets, columns[0], "tensors", given)
+    each: Any = [indices] if isinstance(tensors, Tensor) else indices
+    sources = None
+    if not torch.compiler.is_compiling():
+        sources = _dispatch.plain_sources(columns[0], each, targets, same_dtype=True)
+    if sources is None:
+        validate(columns, ("tensors",), targets, dtypes=PERMUTED)
+        _check_indices(columns[0], each, "tensors")
+    if sources is None and targets is not None:
+        _refuse_in_place(targets, columns[0], "tensors", each)
         for row, (target, tensor) in enumerate(zip(targets, columns[0], strict=True)):
             if target.dtype != tensor.dtype:
                 raise InputError(
                     f"{_label('out', row, targets)} has dtype {target.dtype}, expected {tensor.dtype}: a permutation "
                     "moves values as they are. Convert before or after."
                 )
-    requires_grad = any_requires_grad(None, columns, table)
+    given = _by_axis(columns[0], each)
+    requires_grad = any_requires_grad(None, columns, sources)
     if _library.is_needed(requires_grad):
         refuse_gradient_of_out(requires_grad, targets)
         results = [
@@ -84,7 +90,7 @@ def permute(
             for row, (x, index) in enumerate(zip(columns[0], given, strict=True))
         ]
     else:
-        results = _dispatch.permute(columns[0], given, out=targets, backend=backend)
+        results = _dispatch.permute(columns[0], given, out=targets, backend=backend, sources=sources)
     return results[0] if isinstance(tensors, Tensor) else results
 
 
@@ -136,14 +142,18 @@ def lerp_permuted(
     columns = [column(a, "a"), column(b, "b")]
     targets = None if out is None else column(out, "out")
     table = validate(columns, ("a", "b"), targets)
-    given = _check_indices(columns[1], [indices] if isinstance(b, Tensor) else indices, "b")
-    if targets is not None:
-        _refuse_in_place(targets, columns[1], "b", given)
-    each = weight_of_each(weight, len(columns[0]))
+    each: Any = [indices] if isinstance(b, Tensor) else indices
+    sources = None if table is None else _dispatch.plain_sources(columns[1], each, targets, same_dtype=False)
+    if sources is None:
+        _check_indices(columns[1], each, "b")
+        if targets is not None:
+            _refuse_in_place(targets, columns[1], "b", each)
+    given = _by_axis(columns[1], each)
+    weights = weight_of_each(weight, len(columns[0]))
     requires_grad = any_requires_grad(weight, columns, table)
     if _library.is_needed(requires_grad):
         refuse_gradient_of_out(requires_grad, targets)
-        factors = [factor_tensor(w) for w in each]
+        factors = [factor_tensor(w) for w in weights]
         results = [
             _library.lerp(
                 x,
@@ -155,23 +165,21 @@ def lerp_permuted(
             for row, (x, y, index) in enumerate(zip(*columns, given, strict=True))
         ]
     else:
-        values = [factor(w) for w in each]
+        values = [factor(w) for w in weights]
         results = _dispatch.lerp_permuted(
-            columns[0], columns[1], values, given, out=targets, backend=backend, table=table
+            columns[0], columns[1], values, given, out=targets, backend=backend, table=table, sources=sources
         )
     return results[0] if isinstance(a, Tensor) else results
 
 
-def _check_indices(tensors: list[Tensor], indices: object, name: str) -> list[list[Tensor | None]]:
-    """The indices of each tensor, one for each of its dimensions, with everything but their values checked."""
-    entries = _entries(indices)
-    if entries is None or len(entries) != len(tensors):
-        came = f"is a {type(indices).__name__}" if entries is None else f"has {len(entries)} entries"
+def _check_indices(tensors: list[Tensor], indices: object, name: str) -> None:
+    """Check all of the indices but their values."""
+    rows = _entries(indices)
+    if rows is None or len(rows) != len(tensors):
+        came = f"is a {type(indices).__name__}" if rows is None else f"has {len(rows)} entries"
         raise InputError(f"indices {came}, expected {len(tensors)}, one for each of {name}.")
-    given: list[list[Tensor | None]] = []
-    for row, (tensor, entry) in enumerate(zip(tensors, entries, strict=True)):
+    for row, (tensor, entry) in enumerate(zip(tensors, rows, strict=True)):
         if entry is None:
-            given.append([None] * tensor.dim())
             continue
         label, axes = _label(name, row, tensors), _entries(entry)
         if axes is None or len(axes) != tensor.dim():
@@ -183,8 +191,11 @@ def _check_indices(tensors: list[Tensor], indices: object, name: str) -> list[li
         for axis, (size, index) in enumerate(zip(tensor.shape, axes, strict=True)):
             if index is not None:
                 _check_index(index, size, tensor, f"the index of {label} along axis {axis}")
-        given.append(list(axes))
-    return given
+
+
+def _by_axis(tensors: list[Tensor], indices: Sequence[Indices]) -> list[Sequence[Tensor | None]]:
+    """An entry for each dimension of each tensor."""
+    return [[None] * tensor.dim() if entry is None else entry for tensor, entry in zip(tensors, indices, strict=True)]
 
 
 def _entries(value: object) -> Sequence[Any] | None:
@@ -214,7 +225,7 @@ def _refuse_in_place(
                 f"{_label('out', row, targets)} is {_label(name, row, tensors)}, which cannot be permuted in place; "
                 "pass a tensor with memory of its own."
             )
-    given = {id(index): index for entry in indices for index in entry if index is not None}
+    given = {id(index): index for entry in indices for index in entry or () if index is not None}
     storages = {index.untyped_storage().data_ptr() for index in given.values()}
     near = [row for row, target in enumerate(targets) if target.untyped_storage().data_ptr() in storages]
     if near:
