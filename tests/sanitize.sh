@@ -23,4 +23,5 @@ LD_PRELOAD="$(gcc -print-file-name=libasan.so) $(gcc -print-file-name=libstdc++.
     ASAN_OPTIONS=detect_leaks=0 PYTHONPATH="$build/package" \
     "$python" -m pytest -q -p no:cacheprovider tests/test_ops.py tests/test_ops_values.py tests/test_flat.py \
     tests/test_permute.py tests/test_selection.py tests/test_consensus.py tests/test_random.py tests/test_spherical.py \
+    tests/test_assignment.py \
     -k "not compile and not opcheck and not fork"

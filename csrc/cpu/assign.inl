@@ -80,9 +80,10 @@ class Assigner {
    private:
     // A list takes what is no further than the `near_lanes`-th smallest of the minima of a tile's lanes: somewhat more
     // columns than that, and at most `capacity`.
-    static constexpr std::int64_t near_lanes = 32, capacity = 64;
-    // How many scans a list must have served, so that making it anew is worth while.
-    static constexpr std::int32_t served = 8;
+    static constexpr std::int64_t near_lanes = 16, capacity = 32;
+    // A list that lacks a column is made anew if it was scanned more often than its patience, which starts afresh
+    // unless the list lacked a column in more than a quarter of its scans: then it doubles.
+    static constexpr std::int32_t patience = 2, most_patience = 256;
 
     struct Near {
         double w;  // when the list was made; in ascending order
@@ -92,7 +93,7 @@ class Assigner {
     struct List {
         double bound = infinity;
         std::int32_t size = -1;  // before it is made
-        std::int32_t scans = 0;
+        std::int32_t scans = 0, fails = 0, patience = Assigner::patience;
     };
     // A row that was scanned by its list, and how near the columns may be that its list lacks.
     struct Bound {
@@ -235,7 +236,11 @@ class Assigner {
             listed_[k].value = row(i)[listed_[k].column];
             near_[i * capacity + k] = listed_[k];
         }
-        lists_[i] = {bound, static_cast<std::int32_t>(size), 0};
+        List& list = lists_[i];
+        list.patience = list.scans >= 4 * list.fails ? patience : std::min(2 * list.patience, most_patience);
+        list.bound = bound;
+        list.size = static_cast<std::int32_t>(size);
+        list.scans = list.fails = 0;
     }
 
     // Match an unmatched row; returns false where no column is left to it.
@@ -309,7 +314,8 @@ class Assigner {
     void scan_whole(std::int32_t order) {
         const auto [offset, i] = scanned_[order];
         reduce(i);
-        if (lists_[i].scans > served) make_list(i);
+        ++lists_[i].fails;
+        if (lists_[i].scans > lists_[i].patience) make_list(i);
         all_reached_ = true;
         const double* w = w_.data();
         const double* matched = matched_.data();
