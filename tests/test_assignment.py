@@ -55,8 +55,8 @@ def assert_optimal(matrix, row_ind, col_ind, maximize):
     """A pairing of the right size whose total is SciPy's."""
     matrix = np.asarray(matrix)
     expected = scipy_assignment(matrix.astype(np.float64), maximize)
-    assert list(row_ind) == list(expected[0])
-    assert len(set(map(int, col_ind))) == min(matrix.shape)
+    assert all(a < b for a, b in itertools.pairwise(map(int, row_ind)))
+    assert len(row_ind) == len(set(map(int, col_ind))) == min(matrix.shape)
     scale = np.abs(np.where(np.isfinite(matrix), matrix, 0)).astype(np.float64).sum(axis=1).max(initial=0)
     assert abs(total(matrix, row_ind, col_ind) - total(matrix, *expected)) <= 1e-12 * scale
 
