@@ -81,7 +81,7 @@ def loss_landscapes() -> SimpleNamespace:
 
 
 def rebasin() -> Callable[..., Any]:
-    """rebasin's matching by weights: ``descent(a, b, inputs).rebasin()`` permutes b in place."""
+    """Matching by weights of rebasin: ``descent(a, b, inputs).rebasin()`` permutes b in place."""
     package = pytest.importorskip("rebasin", reason="rebasin is not installed; run make bench")
     descent: Callable[..., Any] = package.PermutationCoordinateDescent
     return descent
