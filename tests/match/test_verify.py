@@ -11,6 +11,7 @@ from torch import nn
 
 from isthmus.errors import InputError, IsthmusWarning
 from isthmus.match import PermutationSpec
+from isthmus.match.spec import Factor
 
 ROW = torch.zeros(2, 6)
 
@@ -106,6 +107,25 @@ def test_low_precision_models_are_verified_in_float64(dtype):
 
     model = Cast().to(dtype)
     assert set(PermutationSpec.from_model(model, ROW.to(dtype)).groups) == {"a"}
+
+
+def test_models_that_refuse_float64_are_verified_in_their_own_type():
+    class Narrow(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.a, self.c = nn.Linear(6, 8), nn.Linear(8, 3)
+
+        def forward(self, x):
+            if x.dtype == torch.float64:
+                raise RuntimeError("no kernel for Double")
+            return self.c(self.a(x).relu())
+
+    model = Narrow()
+    spec = PermutationSpec.from_model(model, ROW)
+    assert set(spec.groups) == {"a"}
+    spec.axes["c.weight"] = (((Factor(3, None),),), ((Factor(8, None),),))
+    with pytest.raises(InputError, match="permuting 'a'"):
+        spec.verify(model, ROW)
 
 
 def test_complex_and_integer_entries():
