@@ -161,7 +161,7 @@ class Similarity:
             return
         self.version += 1
         self._updates += 1
-        if self._updates > DRIFT or 2 * moved > rows:
+        if self._updates > DRIFT or 2 * moved > rows or any(change is None for change in changed):
             self._updates = 0
             self.matrix.copy_(self._constant)
             for term, index in zip(self._terms, indices, strict=True):
