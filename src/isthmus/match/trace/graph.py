@@ -239,10 +239,6 @@ class _Interpreter:
         target = node.target
         if getattr(target, "__name__", "") == "getitem":
             return args[0][args[1]]
-        if isinstance(target, torch._ops.HigherOrderOperator):
-            inner = next((i for i, argument in enumerate(args) if isinstance(argument, fx.GraphModule)), None)
-            if inner is not None and "wrap_with" in target.name():
-                return self._graph(args[inner], list(args[inner + 1 :]))
         results = [result for result in pytree.tree_leaves(node.meta.get("val")) if isinstance(result, Tensor)]
         shapes = [tuple(result.shape) for result in results]
         name, arguments = _bound(target, args, kwargs)

@@ -97,7 +97,6 @@ def _simpler(axes: tuple[Axis, ...]) -> bool:
     for axis in axes:
         for digits in terms.segments(axis):
             _concatenations(digits)
-        seen: dict[Atom, None] = {}
         for digits in terms.segments(axis):
             outer: list[Atom] = []
             for atom in (part for part in _factors(digits) if isinstance(part, Atom)):
@@ -108,8 +107,6 @@ def _simpler(axes: tuple[Axis, ...]) -> bool:
                         atom.parents.discard(parent)  # on another axis, or inside: one order for all
                 outer.append(atom)
             first = next((atom for atom in outer if atom.size > 1), None)
-            if first is not None:
-                seen[first] = None
             for atom in outer:
                 for parent in list(atom.parents):
                     if parent.reason is not None and parent is not first:
