@@ -9,11 +9,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from .batches import run, size_of, split
 from .errors import InputError
 
 
@@ -63,7 +65,7 @@ def reset_statistics(module: nn.Module, data: Tensor | Iterable[object], batch_s
     Args:
         module: the model, called with one batch of inputs at a time.
         data: all inputs in one tensor of shape (n, ...), on the device of the module; or an iterable of batches (a
-            ``DataLoader``), each a tensor of inputs or a sequence that begins with it.
+            ``DataLoader``), each a tensor of inputs, a mapping of arguments, or a sequence that begins with one.
         batch_size: examples per batch where ``data`` is one tensor. The statistics depend on it. A last batch of one
             example, which has no variance, joins the batch before it.
 
@@ -86,10 +88,11 @@ def reset_statistics(module: nn.Module, data: Tensor | Iterable[object], batch_s
             layer.reset_running_stats()
         try:
             for inputs in batches(data, batch_size):
-                seen += len(inputs)
+                size = size_of(inputs)
+                seen += size
                 for layer in layers:
-                    layer.momentum = len(inputs) / seen  # running = (1 - momentum) running + momentum batch
-                module(inputs)
+                    layer.momentum = size / seen  # running = (1 - momentum) running + momentum batch
+                run(module, inputs)
             if seen == 0:
                 raise InputError("data for BatchNorm statistics holds no batch; pass training inputs.")
         except BaseException:
@@ -101,15 +104,15 @@ def reset_statistics(module: nn.Module, data: Tensor | Iterable[object], batch_s
     return seen
 
 
-def batches(data: Tensor | Iterable[object], batch_size: int) -> Iterator[Tensor]:
+def batches(data: Tensor | Iterable[object], batch_size: int) -> Iterator[Any]:
     """The inputs of ``data``, batch by batch; arguments as in ``reset_statistics``.
 
     Raises:
-        InputError: ``data`` is a tensor of fewer than two examples, or ``batch_size`` is below 2.
+        InputError: ``data`` is a tensor of fewer than two examples, or ``batch_size`` is below 2; or data or a batch
+            is none of the kinds above.
     """
     if not isinstance(data, Tensor):
-        for batch in data:
-            yield batch if isinstance(batch, Tensor) else batch[0]  # type: ignore[index]
+        yield from split(data, batch_size)
         return
     if batch_size < 2 or len(data) < 2:
         raise InputError(

@@ -21,6 +21,7 @@ from torch.nn.modules.conv import _ConvNd, _ConvTransposeNd
 from torch.nn.modules.instancenorm import _InstanceNorm
 from torch.utils.hooks import RemovableHandle
 
+from isthmus.batches import Inputs, run, split
 from isthmus.errors import InputError
 from isthmus.flat import FlatState, canonical_keys
 from isthmus.merging.sources import Source, load_source
@@ -71,7 +72,7 @@ def activation_matching(
         a: the weights whose order stays: a module, a state dict, a ``FlatState`` or the path of a safetensors file.
         b: the weights whose units are to be permuted.
         data: inputs, on the device of the model: one tensor of shape (n, ...), or an iterable of batches (a
-            ``DataLoader``), each a tensor, a mapping of arguments, or a sequence that begins with a tensor.
+            ``DataLoader``), each a tensor, a mapping of arguments, or a sequence that begins with one of these.
         method: "correlation" or "inner_product".
         only: patterns (``fnmatch``) of the groups to match; others stay.
         batch_size: examples per batch where ``data`` is one tensor.
@@ -92,7 +93,7 @@ def activation_matching(
     before = inner_products(spec, pairs, [{}, {}], backend=backend)
     check_finite(spec, before)
     free = chosen_groups(spec, only)
-    moments = _watch(model, (a, b), _sites(spec, model, free), _batches(data, batch_size))
+    moments = _watch(model, (a, b), _sites(spec, model, free), split(data, batch_size))
     permutation, gaps = identity_permutation(spec), {}
     seen = frozenset(moments)  # of a group within another, its parent too: only with it units have an order
     seen |= {name for name in free if any(spec.groups[other].within == name for other in seen)}
@@ -235,7 +236,7 @@ def _watch(
     model: nn.Module,
     sources: tuple[Source, Source],
     sites: Mapping[str, tuple[list[Site], list[Site]]],
-    batches: Iterator[object],
+    batches: Iterator[Inputs],
 ) -> dict[str, list[CrossMoments]]:
     """Run both models over all batches: the moments of each group at the sites that the first batch reaches."""
     layout = FlatState.from_module(model).layout
@@ -251,10 +252,10 @@ def _watch(
     moments: dict[str, dict[Site, CrossMoments]] = {}
     watched: dict[str, list[Site]] | None = None
     with torch.no_grad(), preserved_random_states():
-        for batch in batches:
+        for inputs in batches:
             for twin, seen in zip(twins, taken, strict=True):
                 seen.clear()
-                _call(twin, batch)
+                run(twin, inputs)
             if watched is None:
                 reached = {
                     name: [[site for site in one if (site.layer, site.outputs) in taken[0].calls] for one in both]
@@ -303,20 +304,3 @@ def _similarity(moments: Sequence[CrossMoments], order: Tensor, method: Method) 
             first, second = moment.first, moment.second
             matrix += (first.count * (moment.covariance + torch.outer(first.mean, second.mean))).cpu()
     return matrix
-
-
-def _batches(data: Tensor | Iterable[object], batch_size: int) -> Iterator[object]:
-    if not isinstance(data, Tensor):
-        yield from data
-        return
-    if batch_size < 1:
-        raise InputError(f"batch_size is {batch_size}, expected at least 1.")
-    yield from data.split(batch_size)
-
-
-def _call(model: nn.Module, batch: object) -> None:
-    """Run a model on the inputs of a batch."""
-    if isinstance(batch, Mapping):
-        model(**batch)
-    else:
-        model(batch if isinstance(batch, Tensor) else batch[0])  # type: ignore[index]
