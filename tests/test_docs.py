@@ -82,7 +82,7 @@ def test_the_code_on_matching_runs(page, title):
     targets = inputs[:, :3].argmax(1)
     model, a, b, c, d = (MLP(6, [8], 3) for _ in range(5))
     names = {"isthmus": isthmus, **vars(match), "model": model, "a": a, "b": b, "c": c, "d": d, "inputs": inputs}
-    names |= {"merged": model, "b2": b, "example_inputs": inputs[:2], "data": [(inputs, targets)]}
+    names |= {"b2": b, "example_inputs": inputs[:2], "data": [(inputs, targets)]}
     names |= {"evaluate": isthmus.Evaluator((inputs, targets)), "spec": match.PermutationSpec.from_model(a, inputs[:2])}
     section = (ROOT / page).read_text(encoding="utf-8").split(f"\n## {title}\n")[1].split("\n## ")[0]
     blocks = [block.split("```")[0] for block in section.split("```python\n")[1:]]

@@ -15,7 +15,7 @@ import isthmus
 from isthmus import norms
 from isthmus.errors import InputError, IsthmusWarning
 from isthmus.io import save_state
-from isthmus.match import Repaired, repair
+from isthmus.match import PermutationSpec, Repaired, apply_permutation, repair, weight_matching
 
 LAYERS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.ConvTranspose2d)
 
@@ -197,6 +197,61 @@ def test_the_batch_size_and_the_form_of_the_data_change_nothing(tmp_path):
         found = repair(merged, *sources, data, batch_size=size).state_dict()
         for key, value in expected.state_dict().items():
             torch.testing.assert_close(found[key], value)
+
+
+@pytest.mark.parametrize("make", [mlp, Tied])
+def test_weights_that_were_merged_are_taken_with_the_module_of_an_end(make, tmp_path):
+    merged, a, b = models(make)
+    a.eval()
+    expected = repair(merged, a, b, samples()).state_dict()
+    weights = isthmus.merge([a, b], method="linear")
+    save_state(tmp_path / "merged.safetensors", weights)
+    before = [copy.deepcopy(state) for state in (weights, a.state_dict(), b.state_dict())]
+    for given, first, second in (
+        (weights, a, b),
+        (weights, a.state_dict(), b),
+        (isthmus.FlatState.from_state_dict(weights), a, b),
+        (tmp_path / "merged.safetensors", nn.DataParallel(a), b),
+    ):
+        fixed = repair(given, first, second, samples())
+        assert fixed.training == (first is not a)
+        found = {key.removeprefix("module."): value for key, value in fixed.state_dict().items()}
+        assert found.keys() == expected.keys()
+        assert all(torch.equal(value, expected[key]) for key, value in found.items())
+    for state, saved in zip((weights, a.state_dict(), b.state_dict()), before, strict=True):
+        assert all(torch.equal(value, saved[key]) for key, value in state.items())
+
+
+def test_from_a_spec_to_a_repaired_merge_in_a_few_lines():
+    model, a, b = models(mlp)
+    data = samples()
+    spec = PermutationSpec.from_model(model, data[:2])
+    m = weight_matching(spec, a, b, restarts=4, seed=0)
+    b2 = apply_permutation(spec, m.permutation, b)
+    merged = isthmus.merge([a, b2], method="linear")
+    fixed = repair(merged, a, b2, data)
+    assert isinstance(fixed, nn.Sequential)
+    found, first, second = (moments(net, data) for net in (fixed, a, b2))
+    for name in ("0", "2"):
+        torch.testing.assert_close(found[name][1], (first[name][1] + second[name][1]) / 2)
+
+
+def test_weights_alone_are_refused_with_what_to_do():
+    merged, a, b = models(mlp)
+    with pytest.raises(InputError, match=r"none of merged, a and b is a module.*model\.load_state_dict\(merged\)"):
+        repair(merged.state_dict(), a.state_dict(), b.state_dict(), samples())
+    wrong = {key: value for key, value in merged.state_dict().items() if key != "0.bias"}
+    with pytest.raises(InputError, match=r"merged does not have the tensors of the model: '0\.bias' is missing"):
+        repair(wrong, a, b, samples())
+    with pytest.raises(InputError, match="merged is a int, expected a module"):
+        repair(3, a, b, samples())
+
+
+@pytest.mark.parametrize("alpha", [-0.1, 1.5, float("nan")])
+def test_beyond_the_ends_there_is_no_goal(alpha):
+    merged, a, b = models(mlp)
+    with pytest.raises(InputError, match=r"alpha is .*, expected a number from 0 to 1"):
+        repair(merged, a, b, samples(), alpha=alpha)
 
 
 def test_models_modes_and_random_states_are_left_alone():

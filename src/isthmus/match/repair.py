@@ -26,7 +26,7 @@ from torch.utils._pytree import tree_leaves
 
 from isthmus import norms
 from isthmus.errors import InputError, warn
-from isthmus.flat import FlatState
+from isthmus.flat import FlatState, canonical_keys
 from isthmus.merging.sources import Source, load_source
 from isthmus.norms import preserved_modes
 from isthmus.preserve import preserved_random_states
@@ -84,7 +84,7 @@ class _Stop(BaseException):
 
 
 def repair(
-    merged: nn.Module,
+    merged: Source,
     a: Source,
     b: Source,
     data: Tensor | Iterable[object],
@@ -114,36 +114,43 @@ def repair(
     statistics over all calls; if one of them depends on another, these are not quite the goals.
 
     Args:
-        merged: the merged model.
-        a: the end at alpha = 0, in the order of units that was merged: a module, a state dict, a ``FlatState`` or the
-            path of a safetensors file.
+        merged: the merged model: a module; or its weights, as ``isthmus.merge`` returns them (a state dict, a
+            ``FlatState`` or the path of a safetensors file), if ``a`` or ``b`` is a module, which says what else there
+            is to a model.
+        a: the end at alpha = 0, in the order of units that was merged: a module or weights, likewise.
         b: the end at alpha = 1.
         data: training inputs, some thousand of them; unaugmented: one tensor of shape (n, ...), on the device of the
             model, or an iterable of batches (a ``DataLoader``), each a tensor of inputs or a sequence that begins with
             one. Batches are kept in memory.
-        alpha: where the merged model lies between the ends.
+        alpha: where the merged model lies between the ends, from 0 to 1.
         outputs: whether layers whose outputs the model returns, and the one that is called last, are corrected too.
             They are no hidden units, and the classes that they tell apart need not be as frequent in what a merged
             model says as in what its ends say.
         batch_size: examples per forward pass where ``data`` is one tensor; only BatchNorm statistics depend on it.
 
     Returns:
-        A corrected copy. The models, their modes and the global random states are as before.
+        A corrected copy, of ``a`` or else ``b`` where ``merged`` is weights. The models, their modes and the global
+        random states are as before.
 
     Raises:
-        InputError: an end does not have the tensors of the merged model, there are fewer than two examples, the model
-            has nothing to correct, or the outputs of a layer are not finite.
+        InputError: none of the models is a module, an end does not have the tensors of the merged model, ``alpha`` is
+            not within [0, 1], there are fewer than two examples, the model has nothing to correct, or the outputs of a
+            layer are not finite.
         FileError: a file is missing or not a safetensors file.
 
     Warns:
         IsthmusWarning: linear layers or convolutions are not called as modules (those within
             ``nn.MultiheadAttention``, for instance), and are left as they are.
     """
+    if not 0 <= alpha <= 1:
+        raise InputError(
+            f"alpha is {alpha}, expected a number from 0 to 1: beyond the ends no deviation lies between theirs."
+        )
     with preserved_random_states(), torch.no_grad():
+        result = _module(merged, a, b)
         batches = list(norms.batches(data, batch_size))
         if sum(map(len, batches)) < 2:
             raise InputError("data for REPAIR holds fewer than two examples; pass training inputs.")
-        result = copy.deepcopy(merged)
         with preserved_modes(result):
             result.eval()
             calls = _calls(result, batches[0][:2])
@@ -151,15 +158,34 @@ def repair(
             names = [name for name in dict.fromkeys(calls.order) if _is_affine(result.get_submodule(name))]
             if not norms.batch_norms(result) and left.issuperset(names):
                 raise InputError(
-                    f"{type(merged).__name__} has no hidden linear layer or convolution, called as a module, and no "
+                    f"{type(result).__name__} has no hidden linear layer or convolution, called as a module, and no "
                     "BatchNorm layer: there is nothing to repair. outputs=True corrects what it returns."
                 )
-            goals = _goals(merged, a, b, alpha, batches, [name for name in names if name not in left])
+            goals = _goals(result, a, b, alpha, batches, [name for name in names if name not in left])
             result = _correct(result, goals, calls, batches)
     for module in result.modules():
         if isinstance(module, Repaired):
             module.training = module.layer.training
     return result
+
+
+def _module(merged: Source, a: Source, b: Source) -> nn.Module:
+    """A copy of the merged model, which is a module or the weights of one like ``a`` or ``b``."""
+    if isinstance(merged, nn.Module):
+        return copy.deepcopy(merged)
+    architecture = next((end for end in (a, b) if isinstance(end, nn.Module)), None)
+    if architecture is None:
+        raise InputError(
+            "none of merged, a and b is a module, and weights alone cannot be run; put them into one first: "
+            "model.load_state_dict(merged), then repair(model, a, b, data)."
+        )
+    module = copy.deepcopy(architecture)
+    own = FlatState.from_module(module)
+    weights = load_source(merged, own.layout, "merged", own.device)
+    tensors = module.state_dict(keep_vars=True)
+    for key, canonical in canonical_keys(tensors).items():
+        tensors[key].copy_(weights[canonical])
+    return module
 
 
 def _calls(model: nn.Module, inputs: Tensor) -> _Calls:
