@@ -390,6 +390,39 @@ def test_a_language_model_from_hugging_face():
     torch.testing.assert_close(found, (first + second) / 2)
 
 
+class Keywords(nn.Module):
+    """A model whose arguments have names only."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.norm, self.last = nn.Linear(3, 8), nn.BatchNorm1d(4), nn.Linear(4, 2)
+        self.hidden = nn.Linear(8, 4)
+
+    def forward(self, *, left, right):
+        return self.last(self.norm(self.hidden(functional.relu(self.first(left) + right)).relu()))
+
+
+@pytest.mark.parametrize("targets", [False, True])
+def test_batches_of_arguments_by_name(targets):
+    merged, a, b = models(Keywords)
+    batches = [{"left": rows[:, :3], "right": rows[:, 3:4]} for rows in samples().split(40)]
+    fixed = repair(merged, a, b, [(batch, torch.zeros(40)) for batch in batches] if targets else batches)
+    deviations = []
+    for model in (a, b, fixed):
+        outputs = []
+        model.eval().hidden.register_forward_hook(lambda _layer, _args, output, outputs=outputs: outputs.append(output))
+        with torch.no_grad():
+            for batch in batches:
+                model(**batch)
+        deviations.append(torch.cat(outputs).std(0, correction=0))
+    torch.testing.assert_close(deviations[2], (deviations[0] + deviations[1]) / 2)
+    assert fixed.norm.num_batches_tracked == 4
+    with pytest.raises(InputError, match="one batch goes in a list"):
+        repair(merged, a, b, batches[0])
+    with pytest.raises(InputError, match="fewer than two examples"):
+        repair(merged, a, b, [{"left": samples(1)[:, :3], "right": samples(1)[:, 3:4]}])
+
+
 def test_layers_that_are_not_called_are_named():
     class Attending(nn.Module):
         def __init__(self) -> None:

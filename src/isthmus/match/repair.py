@@ -25,6 +25,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._pytree import tree_leaves
 
 from isthmus import norms
+from isthmus.batches import Inputs, run, size_of
 from isthmus.errors import InputError, warn
 from isthmus.flat import FlatState, canonical_keys
 from isthmus.merging.sources import Source, load_source
@@ -120,8 +121,8 @@ def repair(
         a: the end at alpha = 0, in the order of units that was merged: a module or weights, likewise.
         b: the end at alpha = 1.
         data: training inputs, some thousand of them; unaugmented: one tensor of shape (n, ...), on the device of the
-            model, or an iterable of batches (a ``DataLoader``), each a tensor of inputs or a sequence that begins with
-            one. Batches are kept in memory.
+            model, or an iterable of batches (a ``DataLoader``), each a tensor of inputs, a mapping of the model's
+            arguments by name, or a sequence that begins with one of these. Batches are kept in memory.
         alpha: where the merged model lies between the ends, from 0 to 1.
         outputs: whether layers whose outputs the model returns, and the one that is called last, are corrected too.
             They are no hidden units, and the classes that they tell apart need not be as frequent in what a merged
@@ -149,11 +150,11 @@ def repair(
     with preserved_random_states(), torch.no_grad():
         result = _module(merged, a, b)
         batches = list(norms.batches(data, batch_size))
-        if sum(map(len, batches)) < 2:
+        if sum(map(size_of, batches)) < 2:
             raise InputError("data for REPAIR holds fewer than two examples; pass training inputs.")
         with preserved_modes(result):
             result.eval()
-            calls = _calls(result, batches[0][:2])
+            calls = _calls(result, batches[0])
             left = calls.normalised if outputs else calls.normalised | calls.last
             names = [name for name in dict.fromkeys(calls.order) if _is_affine(result.get_submodule(name))]
             if not norms.batch_norms(result) and left.issuperset(names):
@@ -188,7 +189,7 @@ def _module(merged: Source, a: Source, b: Source) -> nn.Module:
     return module
 
 
-def _calls(model: nn.Module, inputs: Tensor) -> _Calls:
+def _calls(model: nn.Module, inputs: Inputs) -> _Calls:
     """How ``model`` calls its layers, by one forward pass."""
     calls = _Calls()
     producers: dict[int, tuple[weakref.ref[Tensor], str]] = {}  # id of an output -> the output, and whose it is
@@ -216,7 +217,7 @@ def _calls(model: nn.Module, inputs: Tensor) -> _Calls:
         if _is_norm(layer) or _is_affine(layer):
             handles.append(layer.register_forward_hook(called(name)))
     try:
-        returned = model(inputs)
+        returned = run(model, inputs)
     finally:
         for handle in handles:
             handle.remove()
@@ -228,7 +229,7 @@ def _calls(model: nn.Module, inputs: Tensor) -> _Calls:
 
 
 def _goals(
-    merged: nn.Module, a: Source, b: Source, alpha: float, batches: Sequence[Tensor], names: Sequence[str]
+    merged: nn.Module, a: Source, b: Source, alpha: float, batches: Sequence[Inputs], names: Sequence[str]
 ) -> dict[str, tuple[Tensor, Tensor]]:
     """Name of a layer -> goal mean and goal deviation."""
     twin = copy.deepcopy(merged).eval()
@@ -237,7 +238,7 @@ def _goals(
     for source, title in ((a, "a"), (b, "b")):
         with load_source(source, own.layout, title, own.device).bind(twin), _measuring(twin, names) as moments:
             for inputs in batches:
-                twin(inputs)
+                run(twin, inputs)
         found.append({name: _statistics(moments[name], name, f"model {title}") for name in names})
     return {
         name: (
@@ -249,7 +250,7 @@ def _goals(
 
 
 def _correct(
-    model: nn.Module, goals: dict[str, tuple[Tensor, Tensor]], calls: _Calls, batches: Sequence[Tensor]
+    model: nn.Module, goals: dict[str, tuple[Tensor, Tensor]], calls: _Calls, batches: Sequence[Inputs]
 ) -> nn.Module:
     """Correct the layers of ``model`` one after the other; returns the model, a new one if it was itself one layer."""
     stale = True  # whether BatchNorm statistics are not those of the layers in front
@@ -263,7 +264,7 @@ def _correct(
             with _measuring(model, [name], stop_after=calls.order.count(name)) as moments:
                 for inputs in batches:
                     with suppress(_Stop):
-                        model(inputs)
+                        run(model, inputs)
             mean, deviation = _statistics(moments[name], name, "the merged model")
             goal_mean, goal_deviation = goals.pop(name)
             varies = deviation > mean.abs() * torch.finfo(_weight(layer).dtype).eps  # more than rounding does
