@@ -327,9 +327,9 @@ def test_overlapping_outputs_are_errors(backend):
     memory = torch.randn(300)
     x, y = memory[:100], memory[100:200]
     index = [torch.randperm(100)]
-    with pytest.raises(InputError, match="out is tensors, which cannot be permuted in place"):
+    with pytest.raises(InputError, match="out has the memory of tensors, and no tensor is permuted in place"):
         ops.permute(x, index, out=x, backend=backend)
-    with pytest.raises(InputError, match=r"out\[1\] is tensors\[1\], which cannot be permuted in place"):
+    with pytest.raises(InputError, match=r"out\[1\] has the memory of tensors\[1\]"):
         ops.permute([x, y], [index, index], out=[torch.empty(100), y], backend=backend)
     with pytest.raises(InputError, match="overlap in memory"):
         ops.permute(x, index, out=memory[1:101], backend=backend)
@@ -337,7 +337,7 @@ def test_overlapping_outputs_are_errors(backend):
         ops.permute([x, y], [index, index], out=[y, torch.empty(100)], backend=backend)
     with pytest.raises(InputError, match="overlap in memory"):
         ops.permute(torch.arange(100), index, out=index[0], backend=backend)
-    with pytest.raises(InputError, match="out is b, which cannot be permuted in place"):
+    with pytest.raises(InputError, match="out has the memory of b, and no tensor is permuted in place"):
         ops.lerp_permuted(x, y, 0.5, index, out=y, backend=backend)
     with pytest.raises(InputError, match="overlap in memory"):
         ops.lerp_permuted(x, y, 0.5, index, out=memory[150:250], backend=backend)
