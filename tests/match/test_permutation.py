@@ -9,13 +9,17 @@ from torch import nn
 from isthmus.errors import InputError
 from isthmus.flat import FlatState
 from isthmus.match import (
+    Matching,
     PermutationSpec,
+    apply,
     apply_permutation,
     compose,
     identity_permutation,
     invert,
     random_permutation,
 )
+from isthmus.match.permutation import beside, check_permutation, units_that_stay
+from isthmus.merging import sources
 
 seeds = st.integers(0, 2**31)
 
@@ -138,3 +142,59 @@ def test_entries_that_are_no_tensors_are_kept():
 def test_what_is_no_permutation_is_refused(permutation, message):
     with pytest.raises(InputError, match=message):
         apply_permutation(SPEC, permutation, Attention())
+
+
+def test_indices_go_where_the_tensors_are(monkeypatch):
+    given = []
+
+    def permute(tensors, indices, **_):
+        given.extend(
+            (x.device, one.device) for x, each in zip(tensors, indices, strict=True) for one in each if one is not None
+        )
+        return list(tensors)
+
+    monkeypatch.setattr(apply.ops, "permute", permute)
+    monkeypatch.setattr(sources, "plain_tensor", lambda tensor, *_: tensor.detach().to("meta"))  # as on another device
+    state = {"w": torch.zeros(3, 2)}
+    apply_permutation(PermutationSpec.from_dict({"w": ("h", None)}, state), {"h": torch.tensor([2, 0, 1])}, state)
+    assert {tuple(map(str, devices)) for devices in given} == {("meta", "meta")}
+
+
+def test_each_index_is_moved_once():
+    index = torch.arange(3)
+    first, second, third = beside(
+        [torch.zeros(3, 3, device="meta"), torch.zeros(3), torch.zeros(2, device="meta")],
+        [(index, None), (index,), None],
+    )
+    assert first[0].device.type == "meta"
+    assert first[1] is third is None
+    assert second[0] is index
+    again = beside([torch.zeros(3, 3, device="meta")], [(index, index)])[0]
+    assert again[0] is again[1]
+
+
+def test_a_matching_will_do():
+    p, model = drawn(3), Attention()
+    by_dict, by_matching = apply_permutation(SPEC, p, model), apply_permutation(SPEC, Matching(p, None), model)
+    assert all(torch.equal(x, by_dict.state_dict()[key]) for key, x in by_matching.state_dict().items())
+
+
+def test_arguments_that_changed_places_are_named():
+    with pytest.raises(InputError, match="the permutation is a Attention, expected a mapping"):
+        apply_permutation(SPEC, Attention(), drawn(0))
+    with pytest.raises(InputError, match="the spec is a dict, expected a PermutationSpec"):
+        apply_permutation(drawn(0), SPEC, Attention())
+
+
+def test_a_checked_permutation_is_a_copy():
+    p = drawn(0)
+    checked = check_permutation(SPEC, p)
+    assert equal(checked, p)
+    assert all(checked[name].data_ptr() != order.data_ptr() for name, order in p.items())
+
+
+def test_units_that_stay_by_hand():
+    p = identity_permutation(SPEC)
+    p["heads"] = torch.tensor([0, 2, 1])
+    p["qk"][0] = torch.tensor([0, 1, 3, 2])
+    assert units_that_stay(SPEC, p) == {"heads": 1, "qk": 2, "v": 4}  # columns of heads that move do so too

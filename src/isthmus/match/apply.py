@@ -15,28 +15,29 @@ from isthmus.errors import InputError
 from isthmus.flat import FlatState, first_aliases
 from isthmus.merging.sources import Source, read_model
 
-from .permutation import check_permutation
+from .permutation import beside, check_permutation
+from .report import Matching
 from .spec import Permutation, PermutationSpec
 
 
 @overload
 def apply_permutation(
-    spec: PermutationSpec, permutation: Permutation, model: nn.Module, *, backend: str = "auto"
+    spec: PermutationSpec, permutation: Permutation | Matching, model: nn.Module, *, backend: str = "auto"
 ) -> nn.Module: ...
 @overload
 def apply_permutation(
     spec: PermutationSpec,
-    permutation: Permutation,
+    permutation: Permutation | Matching,
     model: Mapping[str, Tensor] | str | os.PathLike[str],
     *,
     backend: str = "auto",
 ) -> dict[str, Tensor]: ...
 @overload
 def apply_permutation(
-    spec: PermutationSpec, permutation: Permutation, model: FlatState, *, backend: str = "auto"
+    spec: PermutationSpec, permutation: Permutation | Matching, model: FlatState, *, backend: str = "auto"
 ) -> FlatState: ...
 def apply_permutation(
-    spec: PermutationSpec, permutation: Permutation, model: Source, *, backend: str = "auto"
+    spec: PermutationSpec, permutation: Permutation | Matching, model: Source, *, backend: str = "auto"
 ) -> nn.Module | dict[str, Tensor] | FlatState:
     """A model with the units of every group in a new order: the same function in other weights.
 
@@ -44,7 +45,7 @@ def apply_permutation(
 
     Args:
         spec: which axes move together.
-        permutation: group -> int64 permutation; groups that are left out stay.
+        permutation: group -> int64 permutation, or the ``Matching`` that has it; groups that are left out stay.
         model: a module, a state dict, a ``FlatState`` or the path of a safetensors file. It is not modified.
         backend: as for ``isthmus.ops.permute``.
 
@@ -54,7 +55,8 @@ def apply_permutation(
     Raises:
         InputError: the model does not have the tensors of the spec, or the permutation does not fit it.
     """
-    indices = spec.indices(check_permutation(spec, permutation))
+    permutation = check_permutation(spec, permutation)
+    indices = spec.indices(permutation)
     read = read_model(model, "the model", others=isinstance(model, Mapping))
     spec.check(read.tensors, name=read.name)
     aliases = first_aliases(read.tensors)
@@ -62,19 +64,14 @@ def apply_permutation(
         if spec.axes.get(key) != spec.axes.get(first):
             raise InputError(f"{key!r} and {first!r} are one tensor, but the spec has different axes for them.")
     firsts = [key for key in read.tensors if aliases[key] == key]
+    sources = [read.tensors[key] for key in firsts]
+    places = beside(sources, [indices.get(key) for key in firsts])
     if isinstance(model, FlatState):
         result = FlatState.zeros(model.layout, device=model.device)
-        ops.permute(
-            [read.tensors[key] for key in firsts],
-            [indices.get(key) for key in firsts],
-            out=[result[key] for key in firsts],
-            backend=backend,
-        )
+        ops.permute(sources, places, out=[result[key] for key in firsts], backend=backend)
         return result
     with torch.no_grad():
-        moved = ops.permute(
-            [read.tensors[key] for key in firsts], [indices.get(key) for key in firsts], backend=backend
-        )
+        moved = ops.permute(sources, places, backend=backend)
     tensors = dict(zip(firsts, moved, strict=True))
     if isinstance(model, nn.Module):
         twin = copy.deepcopy(model)

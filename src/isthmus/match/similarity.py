@@ -25,6 +25,7 @@ from torch import Tensor
 from isthmus import ops
 from isthmus.flat import first_aliases
 
+from .permutation import beside
 from .spec import Axis, Permutation, PermutationSpec, Segment
 
 Tensors = Mapping[str, tuple[Tensor, ...]]  # key -> the tensor of each model
@@ -65,9 +66,8 @@ def ordered(tensor: Tensor, index: Sequence[Tensor | None], backend: str) -> Ten
     """A tensor with its axes in the order of the indices; itself if nothing moves."""
     if all(one is None for one in index):
         return tensor
-    whole = [None if one is None else one.to(tensor.device) for one in index]
-    whole += [None] * (tensor.dim() - len(whole))  # a complex tensor has one axis more
-    return ops.permute(tensor, whole, backend=backend)
+    whole = [*index, *[None] * (tensor.dim() - len(index))]  # a complex tensor has one axis more
+    return ops.permute(tensor, beside([tensor], [whole])[0], backend=backend)
 
 
 @dataclass
