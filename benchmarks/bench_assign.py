@@ -60,6 +60,11 @@ def planted_in_noise(generator, n):
     return a @ (a[generator.permutation(n)] + 1.5 * normal(generator, n, 64)).T
 
 
+def products(generator, n):
+    """Integers of which every row wants the same columns, in the same order."""
+    return -np.outer(np.arange(n), np.arange(n)).astype(np.float32)
+
+
 KINDS = [
     independent,
     lognormal_norms,
@@ -68,6 +73,7 @@ KINDS = [
     correlations,
     planted,
     planted_in_noise,
+    products,
 ]
 
 

@@ -173,7 +173,7 @@ def test_many_small_matrices(entries, maximize, single):
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("n", [63, 64, 65, 150, 257])
+@pytest.mark.parametrize("n", [8, 63, 64, 65, 150, 256, 257, 330])
 def test_similarities(compiled, kind, n):
     matrix = similarity(kind, n)
     for maximize in (False, True):
@@ -196,12 +196,13 @@ def test_rectangles(compiled, shape, levels):
         assert_optimal(matrix, row_ind, col_ind, maximize)
 
 
+@pytest.mark.parametrize("n", [200, 300])
 @pytest.mark.parametrize("share", [0.5, 0.98, 0.992])
-def test_sparse_matrices_with_ties(compiled, share):
+def test_sparse_matrices_with_ties(compiled, share, n):
     generator = np.random.default_rng(3)
-    cost = generator.integers(0, 5, (200, 200)).astype(np.float64)
+    cost = generator.integers(0, 5, (n, n)).astype(np.float64)
     cost[generator.random(cost.shape) < share] = np.inf
-    cost[np.arange(200), generator.permutation(200)] = 4
+    cost[np.arange(n), generator.permutation(n)] = 4
     row_ind, col_ind = linear_sum_assignment(cost, backend=compiled)
     assert np.array_equal(col_ind, linear_sum_assignment(cost, backend="reference")[1])
     assert_optimal(cost, row_ind, col_ind, False)
@@ -217,7 +218,7 @@ def test_larger_than_the_reference_takes(kind):
 
 
 @pytest.mark.parametrize("maximize", [False, True])
-@pytest.mark.parametrize("shape", [(30, 30), (100, 100), (70, 100), (100, 70)])
+@pytest.mark.parametrize("shape", [(30, 30), (70, 100), (100, 70), (300, 300), (270, 300)])
 def test_certificates_prove_the_optimum(backend, shape, maximize):
     matrix = normal(*shape) * np.exp(normal(shape[0], 1, seed=1))
     row_ind, col_ind, proof = linear_sum_assignment(matrix, maximize, certificate=True, backend=backend)
@@ -241,10 +242,10 @@ def test_a_certificate_is_of_the_arrays_kind():
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("maximize", [False, True])
-def test_warm_starts_find_an_optimum_of_the_new_matrix(backend, kind, maximize):
-    first = similarity(kind, 130)
-    second = first + np.float32(0.05) * similarity("independent", 130, seed=9)
+@pytest.mark.parametrize(("n", "maximize"), [(130, False), (130, True), (270, True)])
+def test_warm_starts_find_an_optimum_of_the_new_matrix(backend, kind, n, maximize):
+    first = similarity(kind, n)
+    second = first + np.float32(0.05) * similarity("independent", n, seed=9)
     start = linear_sum_assignment(first, maximize, certificate=True, backend=backend)[2]
     for duals in (start, (start.u, start.v), (torch.from_numpy(start.u), torch.from_numpy(start.v))):
         row_ind, col_ind, proof = linear_sum_assignment(
@@ -254,9 +255,10 @@ def test_warm_starts_find_an_optimum_of_the_new_matrix(backend, kind, maximize):
         assert abs(proof.gap) <= 1e-12 * np.abs(second).sum()
 
 
-def test_a_start_from_any_duals_is_the_same_on_every_backend(compiled):
-    matrix = similarity("relu", 150)
-    duals = (np.zeros(150), 3 * normal(150, seed=5))
+@pytest.mark.parametrize("n", [150, 300])
+def test_a_start_from_any_duals_is_the_same_on_every_backend(compiled, n):
+    matrix = similarity("relu", n)
+    duals = (np.zeros(n), 3 * normal(n, seed=5))
     found = linear_sum_assignment(matrix, True, duals=duals, certificate=True, backend=compiled)
     expected = linear_sum_assignment(matrix, True, duals=duals, certificate=True, backend="reference")
     assert np.array_equal(found[1], expected[1])
@@ -399,19 +401,21 @@ def test_signs_of_zero_do_not_matter(backend):
 
 
 @pytest.mark.parametrize("dtype", [np.float32, np.float64])
+@pytest.mark.parametrize("n", [70, 270])
 @pytest.mark.parametrize("place", [(0, 0), (2, 69), (68, 3)])
-def test_nan_is_named(backend, dtype, place):
-    matrix = normal(70, 70).astype(dtype)
+def test_nan_is_named(backend, dtype, place, n):
+    matrix = normal(n, n).astype(dtype)
     matrix[place] = np.nan
     for maximize in (False, True):
         with pytest.raises(InputError, match=rf"^layer1 is NaN at row {place[0]}, column {place[1]},"):
             linear_sum_assignment(matrix, maximize, names="layer1", backend=backend)
     with pytest.raises(InputError, match=rf"^the matrix is NaN at row {place[1]}, column {place[0]},"):
-        linear_sum_assignment(np.concatenate([matrix.T, matrix.T * 0 + 1])[:90], backend=backend)
+        linear_sum_assignment(np.concatenate([matrix.T, matrix.T * 0 + 1])[: n + 20], backend=backend)
 
 
-def test_the_infinity_that_no_pairing_could_leave_aside(backend):
-    matrix = normal(5, 5)
+@pytest.mark.parametrize("n", [5, 270])
+def test_the_infinity_that_no_pairing_could_leave_aside(backend, n):
+    matrix = normal(n, n)
     matrix[3, 1] = np.inf
     with pytest.raises(InputError, match=r"the matrix is \+inf at row 3, column 1.*-inf forbids"):
         linear_sum_assignment(matrix, maximize=True, backend=backend)
@@ -419,7 +423,7 @@ def test_the_infinity_that_no_pairing_could_leave_aside(backend):
         linear_sum_assignment(-matrix, backend=backend)
 
 
-@pytest.mark.parametrize("n", [2, 70, 200])
+@pytest.mark.parametrize("n", [2, 70, 300])
 def test_an_infeasible_problem_is_an_error(backend, n):
     cost = normal(n, n)
     cost[: n // 2 + 1, n // 2 :] = np.inf  # more rows than columns they may have
@@ -430,6 +434,18 @@ def test_an_infeasible_problem_is_an_error(backend, n):
     tall = np.concatenate([cost.T, np.full((1, n), np.inf)])
     with pytest.raises(InputError, match=rf"no pairing.*columns up to column {n // 2} "):
         linear_sum_assignment(tall, backend=backend)
+
+
+def test_the_first_bad_matrix_of_a_batch_is_named(backend):
+    batch = normal(4, 3, 5)
+    batch[2, 1, 4] = batch[3] = np.nan
+    for given, place in ((batch, "row 1, column 4"), (batch.transpose(0, 2, 1), "row 4, column 1")):
+        with pytest.raises(InputError, match=rf"^matrix 2 is NaN at {place},"):
+            linear_sum_assignment(given, backend=backend)
+        with pytest.raises(InputError, match=rf"^c is NaN at {place},"):
+            linear_sum_assignment(torch.from_numpy(given), names=list("abcd"), backend=backend)
+    with pytest.raises(InputError, match="^the duals of matrix 1 hold NaN"):
+        linear_sum_assignment(np.zeros((2, 2, 2)), duals=[None, (np.zeros(2), np.full(2, np.nan))], backend=backend)
 
 
 def test_the_matrix_of_a_list_is_named(backend):

@@ -382,26 +382,54 @@ std::optional<std::size_t> first_out_of_range(const std::vector<std::pair<std::u
 
 using Doubles = py::array_t<double, py::array::c_style | py::array::forcecast>;
 
-// Matrices as (address, dtype, rows, columns, duals of the columns to start from or None). For each: the columns of the
-// rows, or its fault and where; then, where a certificate is wanted, the objective, its bound, and the duals.
-py::list assign(
-    const std::vector<std::tuple<std::uintptr_t, Dtype, std::int64_t, std::int64_t, std::optional<Doubles>>>& matrices,
-    bool maximize, bool certificate, int threads) {
+// Problems of one shape: float32 or float64, [problem][row][column], and duals of the columns to start from, or none.
+using Stack = std::pair<py::array, std::optional<Doubles>>;
+
+// For each stack the columns of the rows; where a certificate is wanted the objectives, their bounds and the duals of
+// rows and columns, else None; and the first fault with its problem, row and column, or None.
+py::list assign(const std::vector<Stack>& stacks, bool maximize, bool certificate, int threads) {
     std::vector<cpu::Problem> problems;
-    for (const auto& [address, dtype, rows, cols, start] : matrices)
-        problems.push_back({{address, dtype}, rows, cols, maximize, start ? start->data() : nullptr, certificate});
+    std::vector<std::tuple<Integers, std::optional<Doubles>, std::optional<Doubles>>> outputs;
+    for (const auto& [matrices, start] : stacks) {
+        const py::ssize_t n = matrices.shape(0), rows = matrices.shape(1), cols = matrices.shape(2);
+        auto& [columns, u, v] = outputs.emplace_back(Integers({n, rows}), std::nullopt, std::nullopt);
+        if (certificate) {
+            u = Doubles({n, rows});
+            v = Doubles({n, cols});
+        }
+        const Dtype dtype = py::isinstance<py::array_t<float>>(matrices) ? Dtype::f32 : Dtype::f64;
+        const auto address = reinterpret_cast<std::uintptr_t>(matrices.data());
+        for (py::ssize_t k = 0; k < n; ++k)
+            problems.push_back({{address + k * rows * cols * matrices.itemsize(), dtype},
+                                rows,
+                                cols,
+                                maximize,
+                                start ? start->data() + k * cols : nullptr,
+                                columns.mutable_data() + k * rows,
+                                u ? u->mutable_data() + k * rows : nullptr,
+                                v ? v->mutable_data() + k * cols : nullptr});
+    }
     std::vector<cpu::Assignment> found;
     {
         const py::gil_scoped_release release;
         found = cpu::assign(problems, threads);
     }
     py::list results;
-    for (const cpu::Assignment& a : found) {
-        const auto array = [](const auto& values) {
-            return to_array(values, {static_cast<py::ssize_t>(values.size())});
-        };
-        results.append(
-            py::make_tuple(array(a.columns), a.fault, a.row, a.column, a.primal, a.dual, array(a.u), array(a.v)));
+    auto first = found.cbegin();
+    for (const auto& [columns, u, v] : outputs) {
+        const auto last = first + columns.shape(0);
+        const auto bad = std::find_if(first, last, [](const auto& a) { return a.fault != cpu::Fault::none; });
+        py::object fault = py::none(), proof = py::none();
+        if (bad != last) fault = py::make_tuple(bad->fault, bad - first, bad->row, bad->column);
+        if (certificate) {
+            Doubles objectives({py::ssize_t{2}, columns.shape(0)});
+            double* to = objectives.mutable_data();
+            to = std::transform(first, last, to, [](const auto& a) { return a.primal; });
+            std::transform(first, last, to, [](const auto& a) { return a.dual; });
+            proof = py::make_tuple(objectives, u, v);
+        }
+        results.append(py::make_tuple(columns, proof, fault));
+        first = last;
     }
     return results;
 }
@@ -479,7 +507,7 @@ PYBIND11_MODULE(_cpu, m) {
         .value("nan", cpu::Fault::nan)
         .value("unbounded", cpu::Fault::unbounded)
         .value("infeasible", cpu::Fault::infeasible);
-    m.def("assign", &assign, py::arg("matrices"), py::arg("maximize"), py::arg("certificate"), py::arg("threads"));
+    m.def("assign", &assign, py::arg("stacks"), py::arg("maximize"), py::arg("certificate"), py::arg("threads"));
 
     m.def("instruction_sets", [] {
         std::vector<std::pair<std::string, bool>> sets;

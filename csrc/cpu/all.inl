@@ -10,6 +10,10 @@
 #include "reduce.inl"
 #include "select.inl"
 
+#include "minima.inl"
+
+#include "assign_narrow.inl"
+
 #include "assign.inl"
 
 inline Loops provided(const char* name) {

@@ -144,13 +144,12 @@ struct Problem {
     std::int64_t rows, cols;  // no more rows than columns, at least one
     bool maximize;            // costs are the values negated
     const double* start;      // a dual for each column to begin with, of a square problem; or none
-    bool certificate;         // duals and objectives are wanted
+    std::int64_t* columns;    // result: of each row
+    double *u, *v;  // result: duals of rows and columns, u[i] + v[j] no more than the cost of i with j; or none
 };
 enum class Fault : std::uint8_t { none, nan, unbounded, infeasible };  // a cost is minus infinity; no pairing is finite
 struct Assignment {
-    std::vector<std::int64_t> columns;  // of each row
-    double primal = 0, dual = 0;        // the cost, and what no pairing costs less than: the sum of the duals
-    std::vector<double> u, v;           // of rows and columns: u[i] + v[j] is no more than the cost of i with j
+    double primal = 0, dual = 0;  // the cost, and what no pairing costs less than: the sum of the duals, if wanted
     Fault fault = Fault::none;
     std::int64_t row = -1, column = -1;  // where
 };

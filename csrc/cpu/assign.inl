@@ -1,9 +1,9 @@
 // Linear assignment by shortest augmenting paths.
 //
-// Included after select.inl. With a dual v for each column, w(i, j) = c(i, j) - v(j) orders the columns by how near
-// they are to row i. (A row's own dual is its w at the column that it is matched with, so none is kept.) A search grows
-// a tree of alternating paths from an unmatched row, always from the nearest column, until that is an unmatched one;
-// then it lowers the duals of the columns it went through and flips the path.
+// Included after assign_narrow.inl. With a dual v for each column, w(i, j) = c(i, j) - v(j) orders the columns by how
+// near they are to row i. (A row's own dual is its w at the column that it is matched with, so none is kept.) A search
+// grows a tree of alternating paths from an unmatched row, always from the nearest column, until that is an unmatched
+// one; then it lowers the duals of the columns it went through and flips the path.
 //
 // Most columns are never near. So each row has a short list of its nearest columns, in order, and a bound: w is no less
 // in columns that are not listed. Duals only fall and w only rises, so lists and bounds stay true from below, also in
@@ -11,55 +11,7 @@
 // nearer than the row's bound. What it finds does not depend on the lists: of equally near columns an unmatched one
 // comes first, then the one with the lower index; of equally long ways to a column, the one by the row scanned first.
 
-constexpr double infinity = std::numeric_limits<double>::infinity();
 constexpr std::int64_t tile = 64;  // columns, of which the smallest values are known; arrays are padded to whole tiles
-
-template <class T>
-Lanes<T> load(const T* x) {
-    Lanes<T> values;
-    std::memcpy(&values, x, sizeof values);
-    return values;
-}
-
-template <class T>
-T smallest_lane(Lanes<T> x) {
-    T low = x[0];
-    for (std::size_t l = 1; l < register_bytes / sizeof(T); ++l) low = x[l] < low ? x[l] : low;
-    return low;
-}
-
-// The smallest of n values, n > 0 a multiple of 16.
-inline double smallest(const double* x, std::int64_t n) {
-    constexpr std::int64_t width = register_bytes / sizeof(double);
-    Lanes<double> even = load(x), odd = load(x + width);
-    for (std::int64_t i = 2 * width; i < n; i += 2 * width) {
-        const Lanes<double> a = load(x + i), b = load(x + i + width);
-        even = a < even ? a : even;
-        odd = b < odd ? b : odd;
-    }
-    return smallest_lane<double>(odd < even ? odd : even);
-}
-
-// One bit for each of 8 values: whether it is at most the limit.
-inline unsigned at_most(const double* x, double limit) {
-#if ISTHMUS_STREAM == 64
-    return _mm512_cmp_pd_mask(_mm512_loadu_pd(x), _mm512_set1_pd(limit), _CMP_LE_OQ);
-#elif ISTHMUS_STREAM == 32
-    const __m256d all = _mm256_set1_pd(limit);
-    return _mm256_movemask_pd(_mm256_cmp_pd(_mm256_loadu_pd(x), all, _CMP_LE_OQ)) |
-           _mm256_movemask_pd(_mm256_cmp_pd(_mm256_loadu_pd(x + 4), all, _CMP_LE_OQ)) << 4;
-#else
-    unsigned bits = 0;
-    for (int i = 0; i < 8; ++i) bits |= unsigned{x[i] <= limit} << i;
-    return bits;
-#endif
-}
-
-// The first of many values that is at most the limit; one is.
-inline std::int64_t first_at_most(const double* x, double limit) {
-    for (std::int64_t i = 0;; i += 8)
-        if (const unsigned bits = at_most(x + i, limit)) return i + __builtin_ctz(bits);
-}
 
 // Solves one problem after another in the same memory.
 template <class T>
@@ -69,12 +21,12 @@ class Assigner {
         begin(problem, result);
         if (!match_nearest(problem.start != nullptr)) return;
         for (std::int64_t i = 0; i < rows_; ++i)
-            if (result.columns[i] < 0 && !search(static_cast<std::int32_t>(i))) {
+            if (columns_[i] < 0 && !search(static_cast<std::int32_t>(i))) {
                 result.fault = Fault::infeasible;
                 result.row = i;
                 return;
             }
-        if (problem.certificate) certify();
+        if (problem.u != nullptr) certify(problem, result);
     }
 
    private:
@@ -119,7 +71,8 @@ class Assigner {
         cols_ = problem.cols;
         sign_ = problem.maximize ? T(-1) : T(1);
         result_ = &result;
-        result.columns.assign(rows_, -1);
+        columns_ = problem.columns;
+        std::fill_n(columns_, rows_, -1);
         const std::int64_t padded = (cols_ + tile - 1) / tile * tile;
         w_.assign(padded, infinity);
         v_.assign(cols_, 0.0);
@@ -140,7 +93,7 @@ class Assigner {
     void match(std::int32_t i, std::int32_t j) {
         owner_[j] = i;
         value_[j] = row(i)[j];
-        result_->columns[i] = j;
+        columns_[i] = j;
         matched_[j] = infinity;
         distance_[j] = infinity;
     }
@@ -364,7 +317,7 @@ class Assigner {
         for (const auto& [distance, j] : closed_) v_[j] -= sink_.distance - distance;
         for (std::int32_t j = sink_.column, order = sink_.order;; order = from_[j]) {
             const std::int32_t i = scanned_[order].second;
-            const auto next = static_cast<std::int32_t>(result_->columns[i]);
+            const auto next = static_cast<std::int32_t>(columns_[i]);
             match(i, j);
             if (i == root) break;
             j = next;
@@ -387,21 +340,21 @@ class Assigner {
     }
 
     // The duals, exactly feasible but for rounding: those of rows are as large as those of columns let them be.
-    void certify() {
-        result_->u.resize(rows_);
+    void certify(const Problem& problem, Assignment& result) {
         for (std::int64_t i = 0; i < rows_; ++i) {
             reduce(i);
-            result_->u[i] = *std::min_element(low_, low_ + tile);
-            result_->primal += cost(row(i)[result_->columns[i]]);
-            result_->dual += result_->u[i];
+            problem.u[i] = *std::min_element(low_, low_ + tile);
+            result.primal += cost(row(i)[columns_[i]]);
+            result.dual += problem.u[i];
         }
-        for (const double v : v_) result_->dual += v;
-        result_->v = v_;
+        for (const double v : v_) result.dual += v;
+        std::copy(v_.begin(), v_.end(), problem.v);
     }
 
     const T* matrix_ = nullptr;
     std::int64_t rows_ = 0, cols_ = 0;
     T sign_ = 1;
+    std::int64_t* columns_ = nullptr;  // of each row, or -1
     Assignment* result_ = nullptr;
 
     std::vector<double> w_;  // of one row
@@ -429,12 +382,14 @@ class Assigner {
 
 inline void assign(const std::vector<Problem>& problems, const std::function<std::size_t()>& next,
                    std::vector<Assignment>& results) {
+    NarrowAssigner narrow;
     Assigner<float> singles;
     Assigner<double> doubles;
     for (std::size_t k; (k = next()) < problems.size();) {
-        if (problems[k].matrix.dtype == Dtype::f64)
-            doubles.solve(problems[k], results[k]);
+        const bool is_double = problems[k].matrix.dtype == Dtype::f64;
+        if (problems[k].cols <= most_narrow)
+            is_double ? narrow.solve<double>(problems[k], results[k]) : narrow.solve<float>(problems[k], results[k]);
         else
-            singles.solve(problems[k], results[k]);
+            is_double ? doubles.solve(problems[k], results[k]) : singles.solve(problems[k], results[k]);
     }
 }

@@ -375,31 +375,31 @@ def gram(
 
 
 def assign(
-    matrices: Sequence[np.ndarray],
-    starts: Sequence[np.ndarray | None],
+    stacks: Sequence[tuple[np.ndarray, np.ndarray | None]],
     *,
     maximize: bool,
     certificate: bool,
     device: torch.device,
     backend: str,
-) -> list[reference.Assignment]:
-    """An optimal assignment for each matrix, float32 or float64 in C-order with no more rows than columns.
+) -> list[reference.Assignments]:
+    """Optimal assignments for stacks of matrices, each with duals of the columns to start from or None.
 
-    Duals and objectives are found only if a certificate is wanted. ``device`` is where the matrices came from.
+    A stack is float32 or float64, (matrices, rows, columns) in C-order, with no more rows than columns. Proofs are
+    found only if a certificate is wanted. ``device`` is where the matrices came from.
     """
     if choose(backend, device) == "reference":
-        pairs = zip(matrices, starts, strict=True)
-        return [reference.assign(matrix, maximize=maximize, start=start) for matrix, start in pairs]
-    module = _native.cpu()
-    codes = {np.dtype(np.float32): module.Dtype.f32, np.dtype(np.float64): module.Dtype.f64}
-    problems = [
-        (matrix.ctypes.data, codes[matrix.dtype], *matrix.shape, start)
-        for matrix, start in zip(matrices, starts, strict=True)
-    ]
-    found = module.assign(problems, maximize, certificate, torch.get_num_threads())
+        return [
+            reference.assign(matrices, maximize=maximize, certificate=certificate, starts=starts)
+            for matrices, starts in stacks
+        ]
+    found = _native.cpu().assign(stacks, maximize, certificate, torch.get_num_threads())
     return [
-        reference.Assignment(columns, u, v, primal, dual, None if fault.name == "none" else (fault.name, row, column))
-        for columns, fault, row, column, primal, dual, u, v in found
+        reference.Assignments(
+            columns,
+            None if proofs is None else reference.Proofs(*proofs),
+            None if fault is None else (fault[0].name, *fault[1:]),
+        )
+        for columns, proofs, fault in found
     ]
 
 

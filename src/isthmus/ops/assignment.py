@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -83,104 +84,120 @@ def linear_sum_assignment(
         BackendError: the backend is not available here.
     """
     if isinstance(cost_matrix, list | tuple) and cost_matrix and all(map(_is_matrix, cost_matrix)):
-        return _solve(cost_matrix, maximize, certificate, duals, names, backend)
+        return [_only(result) for result in _solve(cost_matrix, maximize, certificate, duals, names, backend)]
     given = cost_matrix if isinstance(cost_matrix, Tensor) else np.asarray(cost_matrix)
-    if given.ndim != 3:
-        return _solve([given], maximize, certificate, [duals], names, backend)[0]
-    results = _solve(list(given), maximize, certificate, duals, names, backend)
-    if not results:
-        row_ind, col_ind = (_like(np.empty((0, min(given.shape[1:])), np.int64), given) for _ in range(2))
-    elif isinstance(given, Tensor):
-        row_ind, col_ind = (torch.stack([result[k] for result in results]) for k in range(2))
-    else:
-        row_ind, col_ind = (np.stack([result[k] for result in results]) for k in range(2))
-    return (row_ind, col_ind, [result[2] for result in results]) if certificate else (row_ind, col_ind)
+    if given.ndim == 3:
+        return _solve([given], maximize, certificate, duals, names, backend)[0]
+    return _only(_solve([given], maximize, certificate, [duals], names, backend)[0])
 
 
 def _is_matrix(value: object) -> bool:
     return isinstance(value, Tensor | np.ndarray) and value.ndim == 2
 
 
-class _Matrix(NamedTuple):
-    """One problem as the backends take it."""
+def _only(result: tuple[Any, ...]) -> tuple[Any, ...]:
+    """What a stack of one problem gives, without the axis of problems."""
+    return tuple(each[0] for each in result)
 
-    values: np.ndarray  # float32 or float64, in C-order, no more rows than columns
+
+class _Stack(NamedTuple):
+    """Problems of one shape as the backends take them."""
+
+    matrices: np.ndarray  # float32 or float64, (problems, rows, columns) in C-order, no more rows than columns
+    starts: np.ndarray | None  # duals of the columns, of costs
     transposed: bool
-    start: np.ndarray | None  # duals of the columns, of costs
+
+
+class _Labels:
+    """What each problem is called in errors."""
+
+    def __init__(self, names: Sequence[str] | None, count: int) -> None:
+        self._names, self._count = names, count
+
+    def __getitem__(self, k: int) -> str:
+        if self._names:
+            return self._names[k]
+        return "the matrix" if self._count == 1 else f"matrix {k}"
 
 
 def _solve(
-    matrices: Sequence[Any], maximize: bool, certificate: bool, duals: Any, names: Any, backend: str
+    given: Sequence[Array], maximize: bool, certificate: bool, duals: Any, names: Any, backend: str
 ) -> list[tuple[Any, ...]]:
-    """What each matrix gives."""
-    labels = [names] if isinstance(names, str) else names
-    if labels is None:
-        labels = ["the matrix"] if len(matrices) == 1 else [f"matrix {k}" for k in range(len(matrices))]
-    if duals is None:
-        duals = [None] * len(matrices)
-    for name, entries in (("names", labels), ("duals", duals)):
-        if isinstance(entries, Certificate) or len(entries) != len(matrices):
-            raise InputError(f"{name} is no list of {len(matrices)} entries, one for each matrix.")
-    devices = {each.device for each in matrices if isinstance(each, Tensor)}
+    """What each stack of problems, or matrix, gives: arrays with an axis of problems, and a list of certificates."""
+    starts = list(itertools.accumulate((len(each) if each.ndim == 3 else 1 for each in given), initial=0))
+    count = starts.pop()
+    names = [names] if isinstance(names, str) else names
+    for name, entries in (("names", names), ("duals", duals)):
+        if entries is not None and (isinstance(entries, Certificate) or len(entries) != count):
+            raise InputError(f"{name} is no list of {count} entries, one for each matrix.")
+    labels = _Labels(names, count)
+    devices = {each.device for each in given if isinstance(each, Tensor)}
     if len(devices) > 1:
         raise InputError(f"the matrices are on {' and '.join(sorted(map(str, devices)))}; move them to one device.")
-    problems = [
-        _prepare(matrix, pair, maximize, label) for matrix, pair, label in zip(matrices, duals, labels, strict=True)
-    ]
+    stacks = [_prepare(each, k, duals, maximize, labels) for each, k in zip(given, starts, strict=True)]
     found = _dispatch.assign(
-        [problem.values for problem in problems],
-        [problem.start for problem in problems],
+        [(stack.matrices, stack.starts) for stack in stacks],
         maximize=bool(maximize),
         certificate=certificate,
         device=next(iter(devices), torch.device("cpu")),
         backend=backend,
     )
     results = []
-    for matrix, problem, assignment, label in zip(matrices, problems, found, labels, strict=True):
-        if assignment.fault is not None:
-            _refuse(*assignment.fault, problem, maximize, label)
-        row_ind, col_ind = np.arange(len(assignment.columns)), assignment.columns
-        u, v = assignment.u, assignment.v
-        if problem.transposed:
-            col_ind = np.argsort(assignment.columns)
-            row_ind = assignment.columns[col_ind]
-            u, v = v, u
-        result: tuple[Any, ...] = (_like(row_ind, matrix), _like(col_ind, matrix))
+    for each, first, stack, (columns, proofs, fault) in zip(given, starts, stacks, found, strict=True):
+        if fault is not None:
+            kind, k, row, column = fault
+            _refuse(kind, row, column, stack.transposed, maximize, labels[first + k])
+        if stack.transposed:
+            col_ind = columns.argsort(axis=1)
+            row_ind = np.take_along_axis(columns, col_ind, axis=1)
+        else:
+            row_ind, col_ind = np.tile(np.arange(columns.shape[1]), (len(columns), 1)), columns
+        result: tuple[Any, ...] = (_like(row_ind, each), _like(col_ind, each))
         if certificate:
-            sign = -1 if maximize else 1
-            objectives = (sign * assignment.primal, sign * assignment.dual, assignment.primal - assignment.dual)
-            result += (Certificate(*objectives, _like(sign * u, matrix), _like(sign * v, matrix)),)
+            result += (_certificates(proofs, stack.transposed, maximize, each),)
         results.append(result)
     return results
 
 
-def _prepare(matrix: Any, duals: Any, maximize: bool, label: str) -> _Matrix:
-    """Check one matrix and its duals, and bring them into the form that the backends take."""
-    values = _numbers(matrix, label)
-    if values.ndim != 2:
+def _prepare(given: Array, first: int, duals: Any, maximize: bool, labels: _Labels) -> _Stack:
+    """Check a stack or matrix, whose problems are numbered from ``first``, and bring it into the backends' form."""
+    values = _numbers(given, labels[first])
+    if values.ndim == 2:
+        values = values[None]
+    if values.ndim != 3:
         raise InputError(
-            f"{label} has {values.ndim} axes, expected two, rows and columns (or one array of three axes, or a list of "
-            "matrices, for several problems)."
+            f"{labels[first]} has {values.ndim} axes, expected two, rows and columns (or one array of three axes, or a "
+            "list of matrices, for several problems)."
         )
-    if max(values.shape) >= 1 << 31:
-        raise InputError(f"{label} has shape {values.shape}, expected fewer than 2³¹ rows and columns.")
-    transposed = values.shape[0] > values.shape[1]
-    start = None
-    if duals is not None:
-        pair = (duals.u, duals.v) if isinstance(duals, Certificate) else tuple(duals)
-        if len(pair) != 2:
-            raise InputError(f"the duals of {label} are {len(pair)} arrays, expected a Certificate or a pair (u, v).")
-        u, v = (_numbers(each, f"the duals of {label}").astype(np.float64) for each in pair)
-        if u.shape + v.shape != values.shape or u.ndim != 1:
-            raise InputError(
-                f"the duals of {label} have shapes {u.shape} and {v.shape}, expected ({values.shape[0]},) and "
-                f"({values.shape[1]},), one for each row and each column."
-            )
-        if not np.isfinite(v).all():
-            raise InputError(f"the duals of {label} hold NaN or infinity, expected finite numbers.")
-        if values.shape[0] == values.shape[1]:
-            start = -v if maximize else v
-    return _Matrix(np.ascontiguousarray(values.T if transposed else values), transposed, start)
+    count, *shape = values.shape
+    if max(shape) >= 1 << 31:
+        raise InputError(f"{labels[first]} has shape {tuple(shape)}, expected fewer than 2³¹ rows and columns.")
+    transposed = shape[0] > shape[1]
+    starts = None
+    for k in range(count) if duals is not None else ():
+        if duals[first + k] is None:
+            continue
+        v = _column_duals(duals[first + k], tuple(shape), labels[first + k])
+        if shape[0] == shape[1]:
+            starts = np.zeros((count, shape[1])) if starts is None else starts
+            starts[k] = -v if maximize else v
+    return _Stack(np.ascontiguousarray(values.transpose(0, 2, 1) if transposed else values), starts, transposed)
+
+
+def _column_duals(duals: Any, shape: tuple[int, ...], label: str) -> np.ndarray:
+    """The duals of a matrix's columns, checked with those of the rows."""
+    pair = (duals.u, duals.v) if isinstance(duals, Certificate) else tuple(duals)
+    if len(pair) != 2:
+        raise InputError(f"the duals of {label} are {len(pair)} arrays, expected a Certificate or a pair (u, v).")
+    u, v = (_numbers(each, f"the duals of {label}") for each in pair)
+    if u.shape + v.shape != shape or u.ndim != 1:
+        raise InputError(
+            f"the duals of {label} have shapes {u.shape} and {v.shape}, expected ({shape[0]},) and ({shape[1]},), one "
+            "for each row and each column."
+        )
+    if not np.isfinite(v).all():
+        raise InputError(f"the duals of {label} hold NaN or infinity, expected finite numbers.")
+    return v
 
 
 def _numbers(values: Any, label: str) -> np.ndarray:
@@ -199,9 +216,9 @@ def _numbers(values: Any, label: str) -> np.ndarray:
     return array.astype(np.float32 if array.dtype.kind == "f" and array.itemsize <= 4 else np.float64, copy=False)
 
 
-def _refuse(fault: str, row: int, column: int, problem: _Matrix, maximize: bool, label: str) -> None:
+def _refuse(fault: str, row: int, column: int, transposed: bool, maximize: bool, label: str) -> None:
     """Raise what is wrong with a matrix."""
-    where = f"row {column}, column {row}" if problem.transposed else f"row {row}, column {column}"
+    where = f"row {column}, column {row}" if transposed else f"row {row}, column {column}"
     if fault == "nan":
         raise InputError(f"{label} is NaN at {where}, expected numbers. Look at what it was computed from.")
     forbidden, forced = ("-inf", "+inf") if maximize else ("+inf", "-inf")
@@ -210,11 +227,22 @@ def _refuse(fault: str, row: int, column: int, problem: _Matrix, maximize: bool,
             f"{label} is {forced} at {where}, which makes no finite total best. {forbidden} forbids a pair; use a "
             "large finite number to favour one."
         )
-    axis = "column" if problem.transposed else "row"
+    axis = "column" if transposed else "row"
     raise InputError(
         f"{label} has no pairing without forbidden pairs ({forbidden}): not all of its {axis}s up to {axis} {row} "
         "can be paired. Allow more pairs."
     )
+
+
+def _certificates(proofs: Any, transposed: bool, maximize: bool, given: Array) -> list[Certificate]:
+    """Proofs of costs of what the backends were given, as those of the problems."""
+    sign = -1 if maximize else 1
+    u, v = (_like(sign * duals, given) for duals in ((proofs.v, proofs.u) if transposed else (proofs.u, proofs.v)))
+    primals, duals = proofs.objectives.tolist()
+    return [
+        Certificate(sign * primal, sign * dual, primal - dual, *both)
+        for primal, dual, *both in zip(primals, duals, u, v, strict=True)
+    ]
 
 
 def _like(array: np.ndarray, given: Any) -> Array:

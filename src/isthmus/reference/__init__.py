@@ -9,7 +9,7 @@ On the CPU these functions flush subnormal numbers if ``torch.set_flush_denormal
 never do.
 """
 
-from .assignment import Assignment, assign
+from .assignment import Assignments, Proofs, assign
 from .consensus import Plan, Random, Stats, consensus, consensus_gradient, l1
 from .elementwise import compute_dtype, lerp, narrow, weighted_sum
 from .permute import permute, permute_adjoint
@@ -19,10 +19,11 @@ from .selection import NO_INDEX, Cuts, Groups, Selected, select
 
 __all__ = [
     "NO_INDEX",
-    "Assignment",
+    "Assignments",
     "Cuts",
     "Groups",
     "Plan",
+    "Proofs",
     "Random",
     "Selected",
     "Stats",

@@ -14,48 +14,64 @@ from typing import NamedTuple
 import numpy as np
 
 
-class Assignment(NamedTuple):
-    """Which column each row is paired with, what that costs, and what no pairing costs less than."""
+class Proofs(NamedTuple):
+    """What pairings cost, and what none costs less than, for a stack of matrices; all float64."""
 
-    columns: np.ndarray  # int64; of each row
-    u: np.ndarray  # duals of rows and columns: u[i] + v[j] is no more than the cost of i with j
-    v: np.ndarray
-    primal: float
-    dual: float
-    fault: tuple[str, int, int] | None  # "nan", "unbounded" (a cost of −∞) or "infeasible", with a row and a column
+    objectives: np.ndarray  # (2, matrices): the costs, and the sums of the duals
+    u: np.ndarray  # (matrices, rows): duals, u[i] + v[j] is no more than the cost of i with j
+    v: np.ndarray  # (matrices, columns)
 
 
-def assign(matrix: np.ndarray, *, maximize: bool, start: np.ndarray | None = None) -> Assignment:
-    """Pair each row of a matrix, of no more rows than columns, with a column of its own at the least cost.
+class Assignments(NamedTuple):
+    """Which column each row of a stack of matrices is paired with."""
+
+    columns: np.ndarray  # int64, (matrices, rows)
+    proofs: Proofs | None
+    fault: tuple[str, int, int, int] | None  # the first: "nan", "unbounded" (a cost of −∞) or "infeasible"; where it is
+
+
+def assign(
+    matrices: np.ndarray, *, maximize: bool, certificate: bool = True, starts: np.ndarray | None = None
+) -> Assignments:
+    """Pair each row of matrices of no more rows than columns with a column of its own at the least cost.
 
     Args:
-        matrix: real, (rows, columns); +∞ forbids a pair, or −∞ where values are maximised.
+        matrices: real, (matrices, rows, columns); +∞ forbids a pair, or −∞ where values are maximised.
         maximize: costs are the values negated.
-        start: duals of the columns of a square matrix to begin with, instead of zeros.
+        certificate: proofs are wanted.
+        starts: (matrices, columns): duals of the columns of square matrices to begin with, instead of zeros.
     """
-    cost = matrix.astype(np.float64) * (-1 if maximize else 1)
-    rows, cols = cost.shape
-    columns = np.full(rows, -1)
-    owner = np.full(cols, -1)
-    v = np.zeros(cols) if start is None else start.astype(np.float64)
+    count, rows, cols = matrices.shape
+    costs = matrices.astype(np.float64) * (-1 if maximize else 1)
+    columns = np.full((count, rows), -1)
+    v = np.zeros((count, cols)) if starts is None else starts.astype(np.float64)
+    for k, (cost, found, duals) in enumerate(zip(costs, columns, v, strict=True)):
+        fault = _solve(cost, found, duals)
+        if fault is not None:
+            kind, row, column = fault
+            return Assignments(columns, None, (kind, k, row, column))
+    if not certificate:
+        return Assignments(columns, None, None)
+    u = (costs - v[:, None]).min(axis=2, initial=np.inf)
+    paired = np.take_along_axis(costs, columns[..., None], axis=2)[..., 0]
+    return Assignments(columns, Proofs(np.stack([paired.sum(1), u.sum(1) + v.sum(1)]), u, v), None)
 
-    def failed(kind: str, row: int, column: int) -> Assignment:
-        return Assignment(columns, np.zeros(0), np.zeros(0), 0.0, 0.0, (kind, row, column))
 
+def _solve(cost: np.ndarray, columns: np.ndarray, v: np.ndarray) -> tuple[str, int, int] | None:
+    """Find the columns of the rows of one matrix and the duals of its columns; returns a fault and where it is."""
     invalid = np.argwhere(~(cost > -np.inf))
     if len(invalid):
         row, column = map(int, invalid[0])
-        return failed("nan" if np.isnan(cost[row, column]) else "unbounded", row, column)
-    for i in range(rows):
+        return "nan" if np.isnan(cost[row, column]) else "unbounded", row, column
+    owner = np.full(len(v), -1)
+    for i in range(len(cost)):
         j = int(np.argmin(cost[i] - v))
         if cost[i, j] < np.inf and owner[j] < 0:
             columns[i], owner[j] = j, i
-    for i in range(rows):
+    for i in range(len(cost)):
         if columns[i] < 0 and not _augment(i, cost, columns, owner, v):
-            return failed("infeasible", i, -1)
-    u = (cost - v).min(axis=1, initial=np.inf)
-    primal = float(cost[np.arange(rows), columns].sum())
-    return Assignment(columns, u, v, primal, float(u.sum() + v.sum()), None)
+            return "infeasible", i, -1
+    return None
 
 
 def _augment(root: int, cost: np.ndarray, columns: np.ndarray, owner: np.ndarray, v: np.ndarray) -> bool:
