@@ -439,12 +439,12 @@ def test_an_infeasible_problem_is_an_error(backend, n):
 def test_the_first_bad_matrix_of_a_batch_is_named(backend):
     batch = normal(4, 3, 5)
     batch[2, 1, 4] = batch[3] = np.nan
-    for given, place in ((batch, "row 1, column 4"), (batch.transpose(0, 2, 1), "row 4, column 1")):
+    for matrices, place in ((batch, "row 1, column 4"), (batch.transpose(0, 2, 1), "row 4, column 1")):
         with pytest.raises(InputError, match=rf"^matrix 2 is NaN at {place},"):
-            linear_sum_assignment(given, backend=backend)
+            linear_sum_assignment(matrices, backend=backend)
         with pytest.raises(InputError, match=rf"^c is NaN at {place},"):
-            linear_sum_assignment(torch.from_numpy(given), names=list("abcd"), backend=backend)
-    with pytest.raises(InputError, match="^the duals of matrix 1 hold NaN"):
+            linear_sum_assignment(torch.from_numpy(matrices), names=list("abcd"), backend=backend)
+    with pytest.raises(InputError, match=r"^the duals of matrix 1 hold NaN"):
         linear_sum_assignment(np.zeros((2, 2, 2)), duals=[None, (np.zeros(2), np.full(2, np.nan))], backend=backend)
 
 
