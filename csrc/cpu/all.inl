@@ -12,7 +12,7 @@
 
 #include "minima.inl"
 
-#include "assign_narrow.inl"
+#include "assign_rows.inl"
 
 #include "assign.inl"
 

@@ -1,6 +1,6 @@
 // Linear assignment by shortest augmenting paths.
 //
-// Included after assign_narrow.inl. With a dual v for each column, w(i, j) = c(i, j) - v(j) orders the columns by how
+// Included after assign_rows.inl. With a dual v for each column, w(i, j) = c(i, j) - v(j) orders the columns by how
 // near they are to row i. (A row's own dual is its w at the column that it is matched with, so none is kept.) A search
 // grows a tree of alternating paths from an unmatched row, always from the nearest column, until that is an unmatched
 // one; then it lowers the duals of the columns it went through and flips the path.
@@ -20,12 +20,14 @@ class Assigner {
     void solve(const Problem& problem, Assignment& result) {
         begin(problem, result);
         if (!match_nearest(problem.start != nullptr)) return;
-        for (std::int64_t i = 0; i < rows_; ++i)
+        for (std::int64_t i = 0; i < rows_; ++i) {
+            if (lists_fail()) return row_assigner_.finish(problem, v_.data(), result);
             if (columns_[i] < 0 && !search(static_cast<std::int32_t>(i))) {
                 result.fault = Fault::infeasible;
                 result.row = i;
                 return;
             }
+        }
         if (problem.u != nullptr) certify(problem, result);
     }
 
@@ -62,6 +64,10 @@ class Assigner {
         }
     };
 
+    // Whether so many scans went beyond their lists that it is faster to have none. (A scan that does costs about three
+    // of a RowAssigner's.)
+    bool lists_fail() const { return scans_ >= 1024 && whole_scans_ > scans_ / 3; }
+
     const T* row(std::int64_t i) const { return matrix_ + i * cols_; }
     double cost(T value) const { return static_cast<double>(sign_ * value); }
 
@@ -88,6 +94,7 @@ class Assigner {
         open_.assign(padded, infinity);
         tiles_.assign((padded / tile + 15) / 16 * 16, infinity);
         from_.assign(padded, 0);
+        scans_ = whole_scans_ = 0;
     }
 
     void match(std::int32_t i, std::int32_t j) {
@@ -237,6 +244,7 @@ class Assigner {
             make_list(i);
         }
         ++list.scans;
+        ++scans_;
         const Near* entry = &near_[i * capacity];
         for (const Near* end = entry + list.size; entry != end; ++entry) {
             if (offset + entry->w > sink_.distance) return;
@@ -268,6 +276,7 @@ class Assigner {
         const auto [offset, i] = scanned_[order];
         reduce(i);
         ++lists_[i].fails;
+        ++whole_scans_;
         if (lists_[i].scans > lists_[i].patience) make_list(i);
         all_reached_ = true;
         const double* w = w_.data();
@@ -366,6 +375,8 @@ class Assigner {
     std::vector<Near> near_;           // [row][capacity]
     std::vector<List> lists_;
     std::vector<Near> listed_;
+    std::int64_t scans_ = 0, whole_scans_ = 0;  // of all rows, and those of them that went beyond the list
+    RowAssigner<T> row_assigner_;               // for a problem whose lists fail
 
     // Of one search.
     std::vector<std::pair<double, std::int32_t>> scanned_;  // offsets and rows, in order
@@ -382,14 +393,16 @@ class Assigner {
 
 inline void assign(const std::vector<Problem>& problems, const std::function<std::size_t()>& next,
                    std::vector<Assignment>& results) {
-    NarrowAssigner narrow;
-    Assigner<float> singles;
-    Assigner<double> doubles;
+    std::tuple<Assigner<float>, RowAssigner<float>> singles;
+    std::tuple<Assigner<double>, RowAssigner<double>> doubles;
     for (std::size_t k; (k = next()) < problems.size();) {
-        const bool is_double = problems[k].matrix.dtype == Dtype::f64;
-        if (problems[k].cols <= most_narrow)
-            is_double ? narrow.solve<double>(problems[k], results[k]) : narrow.solve<float>(problems[k], results[k]);
-        else
-            is_double ? doubles.solve(problems[k], results[k]) : singles.solve(problems[k], results[k]);
+        const Problem& problem = problems[k];
+        const auto solve = [&](auto& assigners) {
+            if (problem.cols <= most_copied)
+                std::get<1>(assigners).solve(problem, results[k]);
+            else
+                std::get<0>(assigners).solve(problem, results[k]);
+        };
+        problem.matrix.dtype == Dtype::f64 ? solve(doubles) : solve(singles);
     }
 }

@@ -124,8 +124,8 @@ def _solve(
     given: Sequence[Array], maximize: bool, certificate: bool, duals: Any, names: Any, backend: str
 ) -> list[tuple[Any, ...]]:
     """What each stack of problems, or matrix, gives: arrays with an axis of problems, and a list of certificates."""
-    starts = list(itertools.accumulate((len(each) if each.ndim == 3 else 1 for each in given), initial=0))
-    count = starts.pop()
+    offsets = list(itertools.accumulate((len(each) if each.ndim == 3 else 1 for each in given), initial=0))
+    count = offsets.pop()
     names = [names] if isinstance(names, str) else names
     for name, entries in (("names", names), ("duals", duals)):
         if entries is not None and (isinstance(entries, Certificate) or len(entries) != count):
@@ -134,7 +134,7 @@ def _solve(
     devices = {each.device for each in given if isinstance(each, Tensor)}
     if len(devices) > 1:
         raise InputError(f"the matrices are on {' and '.join(sorted(map(str, devices)))}; move them to one device.")
-    stacks = [_prepare(each, k, duals, maximize, labels) for each, k in zip(given, starts, strict=True)]
+    stacks = [_prepare(each, k, duals, maximize, labels) for each, k in zip(given, offsets, strict=True)]
     found = _dispatch.assign(
         [(stack.matrices, stack.starts) for stack in stacks],
         maximize=bool(maximize),
@@ -143,7 +143,7 @@ def _solve(
         backend=backend,
     )
     results = []
-    for each, first, stack, (columns, proofs, fault) in zip(given, starts, stacks, found, strict=True):
+    for each, first, stack, (columns, proofs, fault) in zip(given, offsets, stacks, found, strict=True):
         if fault is not None:
             kind, k, row, column = fault
             _refuse(kind, row, column, stack.transposed, maximize, labels[first + k])
