@@ -15,6 +15,7 @@ from isthmus.cli.app import app
 from isthmus.io import load_metadata, load_state, save_state
 from isthmus.match import PermutationSpec, apply_permutation, random_permutation, weight_matching
 from isthmus.path import PathResult
+from isthmus.path.line_walk import LineWalk
 from isthmus.train import MLP
 
 FACTORY = """
@@ -73,8 +74,21 @@ def test_b_comes_out_in_the_order_of_a(planted):
     assert order.keys() == expected.keys()
     assert all(torch.equal(value, expected[name]) for name, value in order.items())
     assert str(spec) in out
-    assert "best of 2 starts" in out
+    assert "weight matching: similarity" in out
     assert out.splitlines()[-2:] == ["moved.safetensors", "order.safetensors"]
+
+
+def test_starts_and_their_seed():
+    torch.manual_seed(5)
+    save_state("b.safetensors", MLP(64, [12, 9], 10).state_dict())  # nothing that a start could find for certain
+    command = ("match", "a.safetensors", "b.safetensors", "--model", "own:model", "--shape", "64", "--restarts", 3)
+    code, out, _ = run(*command, "--seed", 7, "--permutation", "order.safetensors")
+    assert code == 0
+    assert "best of 3 starts" in out
+    a, b = load_state("a.safetensors"), load_state("b.safetensors")
+    spec = PermutationSpec.from_model(MLP(64, [12, 9], 10), torch.zeros(2, 64))
+    expected = weight_matching(spec, a, b, restarts=3, seed=7).permutation
+    assert all(torch.equal(order, expected[name]) for name, order in load_state("order.safetensors").items())
 
 
 def test_a_data_set_shows_the_shape_of_inputs(planted):
@@ -136,6 +150,25 @@ class TestScan:
         assert Path("isthmus-scan/path.png").read_bytes().startswith(b"\x89PNG")
         assert Path("isthmus-scan/path.csv").read_text().startswith("line,split,alpha,metric,value")
         assert json.loads(Path("isthmus-scan/path.json").read_text())["naive"]["kind"] == "path result"
+
+    def test_an_interrupted_scan_says_where_its_points_are(self, monkeypatch):
+        walk = LineWalk.write
+
+        def stop(self, point):
+            if point not in (0.0, 0.5, 1.0) and not Path("calm").exists():
+                raise KeyboardInterrupt
+            walk(self, point)
+
+        monkeypatch.setattr(LineWalk, "write", stop)
+        command = ["scan", "a.safetensors", "b.safetensors", "--model", "own:model", "--data", "digits", "--points", 5]
+        command += ["--align", "--bn", "keep", "--checkpoint", "kept"]
+        code, _, err = run(*command)
+        assert code == 130
+        assert "3 points are kept in isthmus-scan/path.json and kept.aligned; run the same command again" in err
+        assert len(Path("kept.aligned").read_text().splitlines()) == 4
+        Path("calm").touch()
+        assert run(*command)[0] == 0
+        assert [len(Path(name).read_text().splitlines()) for name in ("kept.aligned", "kept")] == [6, 6]
 
     def test_a_plane_is_not_aligned(self):
         code, _, err = run("scan", "a.safetensors", "b.safetensors", "--plane", "--align")

@@ -106,6 +106,18 @@ def test_models_from_files_and_states(models, tmp_path):
         assert found.values["data"]["loss"].tolist() == expected.tolist()
 
 
+def test_the_result_shares_no_memory_with_the_permutation_given(models):
+    spec, a, b, inverse = models
+    given = {name: order.clone() for name, order in inverse.items()}
+    result = scan(models, (spec, given))
+    given["h"].copy_(torch.arange(32))
+    assert torch.equal(torch.from_numpy(result.permutation["h"]), inverse["h"])
+    found = weight_matching(spec, a, b)
+    result = scan(models, (spec, found))
+    result.permutation["h"][:] = 0
+    assert torch.equal(found.permutation["h"], inverse["h"])
+
+
 def test_models_come_back_untouched(models):
     _, a, b, _ = models
     before = [copy.deepcopy(model.state_dict()) for model in (a, b)]
@@ -127,6 +139,11 @@ def test_an_adaptive_scan_chooses_points_for_each_line(models):
     spec, a, b, _ = models
     result = scan_line(network(3), a, b, Evaluator(data()), "adaptive", tol=1e-4, align=spec, bn="keep")
     assert len(result.alphas) < len(result.naive.alphas)
+    assert result.choices["adaptive"]["bound"] <= 1e-4
+    assert result.naive.choices["adaptive"]["bound"] <= 1e-4
+    assert result.barrier_cut["data"]["loss"] == pytest.approx(1, abs=1e-3)
+    whole = scan_line(network(3), a, b, Evaluator(data()), "adaptive", tol=1e-4, bn="keep")
+    assert result.naive.alphas.tolist() == whole.alphas.tolist()
 
 
 def test_cut_by_hand():
@@ -223,11 +240,20 @@ class TestInterrupted:
         whole = self.scan(models, self.stopping(100), None)
         with pytest.raises(KeyboardInterrupt):
             self.scan(models, self.stopping(after), tmp_path / "kept")
-        assert (tmp_path / "kept.naive").exists() == (after > 5)
+        assert (tmp_path / "kept").exists() == (after > 5)
         again = self.scan(models, self.stopping(100), tmp_path / "kept")
-        assert len((tmp_path / "kept.naive").read_text().splitlines()) == 6
+        for name in ("kept", "kept.aligned"):
+            assert len((tmp_path / name).read_text().splitlines()) == 6
         for result, expected in ((again, whole), (again.naive, whole.naive)):
             assert result.values["data"]["loss"].tolist() == expected.values["data"]["loss"].tolist()
+
+    def test_the_points_of_a_scan_without_alignment_are_used_again(self, models, tmp_path):
+        _, a, b, _ = models
+        options = {"bn": "keep", "checkpoint": tmp_path / "kept"}
+        plain = scan_line(network(3), a, b, self.stopping(100), 5, **options)
+        again = self.scan(models, self.stopping(5 + 3), tmp_path / "kept")  # aligned, and the marks of the naive line
+        assert again.naive.values["data"]["loss"].tolist() == plain.values["data"]["loss"].tolist()
+        assert again.complete
 
     def test_an_evaluator_that_fails(self, models):
         spec, a, b, _ = models

@@ -141,7 +141,8 @@ def _kept(error: KeyboardInterrupt, path: Path, checkpoint: Path | None) -> str:
     kept = f"{finished} points are kept in {path}"
     if checkpoint is None:
         return f"{kept}; run the same command again to scan all, with --checkpoint to be able to go on."
-    return f"{kept} and {checkpoint}; run the same command again to go on."
+    file = f"{checkpoint}.aligned" if "align" in partial.choices else checkpoint
+    return f"{kept} and {file}; run the same command again to go on."
 
 
 def _print_path(result: PathResult) -> None:

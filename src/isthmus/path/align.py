@@ -40,7 +40,8 @@ def scan_aligned(
         align: as in ``scan_line``.
         a: model A.
         b: model B.
-        checkpoint: the file of the aligned line; the naive one's has ``.naive`` after its name.
+        checkpoint: the file of the naive line, as of a scan without alignment; the aligned one's has ``.aligned`` after
+            its name.
         backend: as for ``isthmus.ops.permute``.
 
     Raises:
@@ -57,13 +58,13 @@ def scan_aligned(
         return replace(result, permutation=arrays, choices=result.choices | {"align": told}, **changes)
 
     try:
-        aligned = with_alignment(scan(moved, checkpoint))
+        aligned = with_alignment(scan(moved, None if checkpoint is None else f"{os.fspath(checkpoint)}.aligned"))
     except BaseException as error:
         if isinstance(partial := getattr(error, "partial", None), PathResult):
             error.partial = with_alignment(partial)  # type: ignore[attr-defined]
         raise
     try:
-        naive = scan(b, None if checkpoint is None else f"{os.fspath(checkpoint)}.naive")
+        naive = scan(b, checkpoint)
     except BaseException as error:
         error.partial = replace(  # type: ignore[attr-defined]
             aligned, naive=getattr(error, "partial", None), complete=False

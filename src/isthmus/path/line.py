@@ -84,7 +84,8 @@ def scan_line(
         align: a ``PermutationSpec``: the units of B are matched to A's by ``isthmus.match.weight_matching``, and both
             lines are scanned, from A to B in the order found and to B as it is. The result is that of the first, the
             other is its ``naive``, and ``barrier_cut`` compares them. A tuple of a spec and a permutation or
-            ``Matching`` is taken as it is. Progress counts each line by itself.
+            ``Matching`` is taken as it is, with more starts, ``(spec, weight_matching(spec, a, b, restarts=10))``, for
+            instance. Progress counts each line by itself.
         bn: what happens to running statistics of BatchNorm layers: "keep" interpolates them like weights; "reset"
             re-estimates them at every point (``isthmus.norms.reset_statistics``); "auto" resets where the model has
             such layers and ``bn_data`` is given, else keeps, with a warning if it has such layers.
@@ -100,8 +101,9 @@ def scan_line(
         checkpoint: a file that every finished point is appended to at once. A scan that was interrupted, given the same
             file, goes on; a longer one takes the points that it has. Ends and midpoint are evaluated again, because
             their outputs are compared. What decides the values (models, data, metrics, BatchNorm policy) stands in the
-            file too, and must be the same; of metrics and evaluators that are functions, their names. With ``align=``,
-            the naive line has a file of its own, with ``.naive`` after the name.
+            file too, and must be the same; of metrics and evaluators that are functions, their names. With ``align=``
+            this is the file of the naive line, so that one of a scan without alignment serves; the aligned line has a
+            file of its own, with ``.aligned`` after the name.
 
     Raises:
         InputError: A, B or the base do not have the model's tensors, an argument is out of range, or the checkpoint
