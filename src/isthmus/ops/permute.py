@@ -222,8 +222,8 @@ def _refuse_in_place(
     for row, (target, tensor) in enumerate(zip(targets, tensors, strict=True)):
         if target.data_ptr() == tensor.data_ptr() and target.numel() > 0:
             raise InputError(
-                f"{_label('out', row, targets)} has the memory of {_label(name, row, tensors)}, and no tensor is permuted "
-                "in place; pass an out= with memory of its own, or none."
+                f"{_label('out', row, targets)} has the memory of {_label(name, row, tensors)}, and no tensor is "
+                "permuted in place; pass an out= with memory of its own, or none."
             )
     given = {id(index): index for entry in indices for index in entry or () if index is not None}
     storages = {index.untyped_storage().data_ptr() for index in given.values()}
