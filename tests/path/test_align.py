@@ -97,6 +97,34 @@ def test_what_was_aligned_is_told(models):
     assert matched.choices["align"]["similarity"] == pytest.approx(1)
 
 
+class Attention(nn.Module):
+    """Two heads of two columns each."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.o = (nn.Parameter(torch.randn(4, 4)) for _ in range(4))
+
+    def forward(self, x):
+        q, k, v = (nn.functional.linear(x, w).unflatten(-1, (2, 2)).movedim(-2, 0) for w in (self.q, self.k, self.v))
+        return ((q @ k.mT).softmax(-1) @ v).movedim(0, -2).flatten(-2) @ self.o.T
+
+
+def test_columns_of_heads_that_move_have_moved():
+    torch.manual_seed(0)
+    a, inputs = Attention(), torch.randn(5, 3, 4)
+    axes = dict.fromkeys("qk", (("heads", "columns"), None)) | {"v": (("heads", 2), None), "o": (None, ("heads", 2))}
+    spec = PermutationSpec.from_dict(axes, a.state_dict(), within={"columns": "heads"}, sizes={"heads": 2})
+    swapped = {"heads": torch.tensor([1, 0])}
+    b = apply_permutation(spec, swapped, a)
+    result = scan_line(a, a, b, lambda model: model(inputs).square().mean().item(), 3, align=(spec, swapped), bn="keep")
+    assert result.distances["l2"] == 0
+    told = result.choices["align"]
+    assert (told["groups"], told["units"], told["moved"]) == (2, 2 + 4, 2 + 4)
+    assert told["moved"] == told["units"] - sum(
+        group.fixed for group in weight_matching(spec, a, b).report.groups.values()
+    )
+
+
 def test_models_from_files_and_states(models, tmp_path):
     spec, a, b, _ = models
     save_state(tmp_path / "b.safetensors", b.state_dict())

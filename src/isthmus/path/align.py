@@ -76,7 +76,7 @@ def scan_aligned(
 def _permutation(align: Align, a: Source, b: Source) -> tuple[PermutationSpec, dict[str, Tensor], dict[str, Any]]:
     """The spec, the permutation found or given, and what results tell of it."""
     from isthmus.match import Matching, PermutationSpec, weight_matching
-    from isthmus.match.permutation import check_permutation
+    from isthmus.match.permutation import check_permutation, units_that_stay
 
     spec, found = align if isinstance(align, tuple) and len(align) == 2 else (align, None)
     if not isinstance(spec, PermutationSpec) or not isinstance(found, Mapping | Matching | None):
@@ -86,9 +86,10 @@ def _permutation(align: Align, a: Source, b: Source) -> tuple[PermutationSpec, d
         )
     if found is None:
         found = weight_matching(spec, a, b)
-    permutation = check_permutation(spec, found.permutation if isinstance(found, Matching) else found)
-    moved = sum(int((order != torch.arange(order.shape[-1])).sum()) for order in permutation.values())
-    told = {"groups": len(permutation), "units": sum(map(torch.numel, permutation.values())), "moved": moved}
+    permutation = check_permutation(spec, found)
+    units = sum(map(torch.numel, permutation.values()))
+    moved = units - sum(units_that_stay(spec, permutation).values())
+    told: dict[str, Any] = {"groups": len(permutation), "units": units, "moved": moved}
     if isinstance(found, Matching):
         report = found.report
         told |= {name: getattr(report, name) for name in ("method", "objective", "objective_before", "seconds")}
