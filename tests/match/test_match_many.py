@@ -122,9 +122,33 @@ def test_queries_that_share_values(networks):
     torch.manual_seed(0)
     state, spec = networks.grouped_attention()
     planted, models = plant(state, spec, 3)
-    assert undone(spec, planted, match_many(spec, models, method="mean", restarts=2).permutations)
+    matching = match_many(spec, models, restarts=2)
+    assert undone(spec, planted, matching.permutations)
+    assert matching.report.method == "mean"
     with pytest.raises(InputError, match=r"the groups \['v', 'queries'\] are in one product .* use method=\"mean\""):
-        match_many(spec, models)
+        match_many(spec, models, method="frank_wolfe")
+
+
+@pytest.mark.parametrize("scale", [1e-28, 1e24])
+@pytest.mark.parametrize("method", METHODS)
+def test_weights_of_any_scale(networks, method, scale):
+    torch.manual_seed(0)
+    state, spec = networks.mlp((5, 12, 12, 3))
+    planted, models = plant(state, spec, 3)
+    told = []
+    matching = match_many(
+        spec,
+        [{key: x * scale for key, x in one.items()} for one in models],
+        method=method,
+        restarts=2,
+        progress=lambda *what: told.append(what),
+    )
+    assert undone(spec, planted, matching.permutations)
+    assert matching.report.similarity == pytest.approx(1)
+    plain = match_many(spec, models, method=method, restarts=2).report
+    assert matching.report.objective == pytest.approx(plain.objective * scale**2)
+    assert matching.report.starts == pytest.approx([value * scale**2 for value in plain.starts])
+    assert told[-1][2] == pytest.approx(matching.report.starts[-1])
 
 
 def test_matrices_of_permutations_permute(networks):
@@ -158,10 +182,17 @@ def test_errors(networks):
     state, spec = networks.mlp((3, 6, 2))
     with pytest.raises(InputError, match="got 1 models, expected at least two"):
         match_many(spec, [state])
-    with pytest.raises(InputError, match='expected "frank_wolfe" or "mean"'):
+    with pytest.raises(InputError, match='expected "auto", "frank_wolfe" or "mean"'):
         match_many(spec, [state, state], method="median")
-    with pytest.raises(InputError, match="expected at least 1"):
+    with pytest.raises(InputError, match="restarts is 0, expected an integer of at least 1"):
         match_many(spec, [state, state], restarts=0)
+    for wrong, name in (
+        ({"a": state, "b": state}, "dict"),
+        ("a.safetensors", "str"),
+        (torch.nn.Sequential(), "Sequential"),
+    ):
+        with pytest.raises(InputError, match=f"models is a {name}, expected several models, in a list"):
+            match_many(spec, wrong)
     broken = {key: torch.full_like(tensor, torch.nan) for key, tensor in state.items()}
     with pytest.raises(InputError, match=r"'0.bias' of model 3 holds NaN or infinity.* 'h1'"):
         match_many(spec, [state, state, broken])

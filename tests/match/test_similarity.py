@@ -6,6 +6,7 @@ import math
 import pytest
 import torch
 
+from isthmus.errors import InputError
 from isthmus.match import PermutationSpec, identity_permutation, random_permutation
 from isthmus.match.similarity import Similarity, inner_products, moving_tensors
 
@@ -218,8 +219,16 @@ def test_statistics_integers_and_ties_do_not_count():
     for model in (a, b):
         model["again"] = model["tied"]
     assert list(moving_tensors(spec, a, b)) == ["again", "w"]
-    b["tied"] = b["tied"].clone()  # tied in one model alone: both count
-    assert list(moving_tensors(spec, a, b)) == ["again", "tied", "w"]
+    b["tied"] = b["tied"].clone()  # tied in one model alone, but equal in both
+    assert list(moving_tensors(spec, a, b)) == list(moving_tensors(spec, b, a)) == ["again", "w"]
+    b["tied"] += 1
+    assert list(moving_tensors(spec, a, b)) == list(moving_tensors(spec, b, a)) == ["again", "tied", "w"]
+
+
+def test_complex_and_real_do_not_mix():
+    spec, a, b = make("linear")
+    with pytest.raises(InputError, match="'v' is complex in one model and real in another"):
+        moving_tensors(spec, a | {"v": a["v"].to(torch.complex64)}, b)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16, torch.float64, torch.complex64])

@@ -65,7 +65,8 @@ def test_the_loss_of_the_midpoint_does_not_rise(norm):
     matching = straight_through(spec, a, a, b, [data], initial=initial, epochs=10, learning_rate=0.5)
     before, after = (midpoint_loss(a, apply_permutation(spec, one, b), data) for one in (initial, matching.permutation))
     assert after < before
-    assert len(matching.report.starts) == 2
+    assert matching.report.starts == (matching.report.objective,)
+    assert "starts" not in str(matching)
     assert {group.by for group in matching.report.groups.values()} == {"loss"}
 
 
@@ -96,7 +97,50 @@ def test_it_begins_with_a_matching_by_weights():
     b = apply_permutation(spec, random_permutation(spec, torch.Generator().manual_seed(0)), a)
     matching = straight_through(spec, a, a, b, [data])
     assert matching.report.similarity == pytest.approx(1)
-    assert matching.report.starts[0] == pytest.approx(matching.report.objective)
+
+
+class Named(nn.Module):
+    """A network whose argument has a name that must be given."""
+
+    def __init__(self, network):
+        super().__init__()
+        self.network = network
+
+    def forward(self, *, x):
+        return self.network(x)
+
+
+def test_batches_of_named_arguments():
+    inputs, targets = blobs()
+    a, b = network(1, False), network(2, False)
+    spec = spec_of(a)
+    named = PermutationSpec(spec.groups, {f"network.{key}": axes for key, axes in spec.axes.items()})
+    plain = straight_through(spec, a, a, b, [(inputs, targets)], epochs=3, learning_rate=0.5)
+    other = straight_through(
+        named, Named(a), Named(a), Named(b), [({"x": inputs}, targets)], epochs=3, learning_rate=0.5
+    )
+    assert torch.equal(plain.permutation["h"], other.permutation["h"])
+
+
+def test_it_begins_with_a_matching_itself():
+    data = blobs()
+    a, b = network(1, False), network(2, False)
+    spec = spec_of(a)
+    initial = weight_matching(spec, a, b)
+    by_matching, by_dict = (
+        straight_through(spec, a, a, b, [data], initial=one) for one in (initial, initial.permutation)
+    )
+    assert torch.equal(by_matching.permutation["h"], by_dict.permutation["h"])
+
+
+def test_data_that_run_out_are_refused():
+    data = blobs()
+    a = network(0, False)
+    for wrong, name in (((one for one in [data]), "generator"), (data[0], "Tensor"), ({"x": data[0]}, "dict")):
+        with pytest.raises(InputError, match=rf"data is a {name}, expected batches \(inputs, targets\)"):
+            straight_through(spec_of(a), a, a, a, wrong)
+    with pytest.raises(InputError, match="a batch of type Tensor without targets"):
+        straight_through(spec_of(a), a, a, a, [data[0]])
 
 
 def test_errors():

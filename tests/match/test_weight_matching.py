@@ -322,11 +322,105 @@ def test_nan_names_the_tensor_and_its_groups(networks, value):
         weight_matching(spec, broken, state)
 
 
+def test_only_what_is_matched_must_be_finite(networks):
+    torch.manual_seed(0)
+    state, spec = networks.mlp((3, 6, 7, 8, 2))
+    planted = identity_permutation(spec) | {"h1": torch.randperm(6)}
+    moved = apply_permutation(spec, planted, state)
+    moved["3.weight"] = moved["3.weight"].clone()
+    moved["3.weight"][0, 0] = math.nan
+    with pytest.raises(
+        InputError, match=r"'3.weight' of b holds NaN or infinity.* match other groups alone with only="
+    ):
+        weight_matching(spec, state, moved)
+    matching = weight_matching(spec, state, moved, only="h1")
+    assert undone(spec, planted, matching.permutation)
+    assert matching.report.similarity == pytest.approx(1)
+
+
+@pytest.mark.parametrize(
+    ("scales", "dtype"),
+    [
+        ((1e-25, 1e-25), torch.float32),
+        ((1e-30, 1e20), torch.float32),
+        ((1e20, 1e20), torch.float32),
+        ((1e-25, 1e-25), torch.bfloat16),
+        ((1e120, 1e150), torch.float64),
+        ((1e-150, 1.0), torch.float64),
+    ],
+)
+def test_weights_of_any_scale(networks, scales, dtype):
+    torch.manual_seed(0)
+    state, spec = networks.residual(8, 12, 16)
+    state = {key: tensor.to(dtype) for key, tensor in state.items()}
+    planted, moved = plant(state, spec, 1)
+    a, b = ({key: x * scale for key, x in model.items()} for model, scale in zip((state, moved), scales, strict=True))
+    told = []
+    found = weight_matching(spec, a, b, restarts=2, progress=lambda *what: told.append(what[2]))
+    assert undone(spec, planted, found.permutation)
+    assert found.report.similarity == pytest.approx(1, abs=1e-4)
+    assert told[-1] == pytest.approx(found.report.starts[-1])
+    plain = weight_matching(spec, state, moved, restarts=2).report
+    assert found.report.objective == pytest.approx(plain.objective * scales[0] * scales[1], rel=1e-2)
+    assert all(
+        group.gap == pytest.approx(0, abs=1e-6 * found.report.objective) for group in found.report.groups.values()
+    )
+
+
+def test_norms_beyond_float64_are_named(networks):
+    state, spec = networks.mlp((3, 6, 2))
+    state = {key: tensor.double() for key, tensor in state.items()}
+    with pytest.raises(InputError, match=r"'0.bias' of b is so large that its norm overflows in float64"):
+        weight_matching(spec, state, {key: x * 1e200 for key, x in state.items()})
+    with pytest.raises(InputError, match="the weights of a are so small that their squares vanish in float64"):
+        weight_matching(spec, {key: x * 1e-200 for key, x in state.items()}, state)
+
+
+def test_a_tied_tensor_counts_once(networks):
+    torch.manual_seed(0)
+    state, spec = networks.transformer(24, 3, 16, 1)
+    _, moved = plant(state, spec, 1)
+    assert moved["head"] is moved["wte"]
+    untied = moved | {"head": moved["wte"].clone()}
+    reports = [weight_matching(spec, state, one).report for one in (moved, untied)]
+    assert reports[0].objective == reports[1].objective
+    with pytest.raises(
+        InputError, match=r"b lacks 'head' of the spec \(1 keys missing\). Files leave out tensors that are tied"
+    ):
+        weight_matching(spec, state, {key: x for key, x in moved.items() if key != "head"})
+
+
+def test_results_are_not_the_arguments(networks):
+    torch.manual_seed(0)
+    state, spec = networks.mlp((3, 6, 7, 2))
+    initial = random_permutation(spec)
+    kept = {name: order.clone() for name, order in initial.items()}
+    found = weight_matching(spec, state, state, initial=initial, only="h1").permutation
+    assert torch.equal(found["h2"], kept["h2"])
+    for order in found.values():
+        order.zero_()
+    assert all(torch.equal(order, kept[name]) for name, order in initial.items())
+
+
+def test_it_begins_with_a_matching(networks):
+    torch.manual_seed(0)
+    (a, spec), (b, _) = networks.residual(8, 12, 16), networks.residual(8, 12, 16)
+    first = weight_matching(spec, a, b, seed=3)
+    again = weight_matching(spec, a, b, initial=first)
+    assert all(torch.equal(order, again.permutation[name]) for name, order in first.permutation.items())
+
+
 def test_wrong_arguments(networks):
     state, spec = networks.mlp((3, 6, 2))
-    for wrong in ({"restarts": 0}, {"max_sweeps": 0}):
-        with pytest.raises(InputError, match="expected at least 1"):
+    for wrong in ({"restarts": 0}, {"max_sweeps": 0}, {"restarts": 2.5}):
+        with pytest.raises(InputError, match=r"(restarts|max_sweeps) is (0|2\.5), expected an integer of at least 1"):
             weight_matching(spec, state, state, **wrong)
+    with pytest.raises(InputError, match="only= holds no pattern"):
+        weight_matching(spec, state, state, only=[])
+    with pytest.raises(InputError, match="the spec is a dict, expected a PermutationSpec"):
+        weight_matching(state, state, spec)
+    with pytest.raises(InputError, match=r"the permutation is a list, expected a mapping"):
+        weight_matching(spec, state, state, initial=[])
     with pytest.raises(InputError, match=r"lacks '0.weight' of the spec"):
         weight_matching(spec, state, {key: tensor for key, tensor in state.items() if key != "0.weight"})
     with pytest.raises(InputError, match="the group 'x', which the spec does not define"):

@@ -28,12 +28,13 @@ from isthmus.merging.sources import Source, load_source
 from isthmus.preserve import preserved_random_states
 
 from .heads import best_orders, families, reached
+from .inputs import chosen_groups, read_models
 from .moments import CrossMoments
 from .permutation import identity_permutation
 from .report import Matching
-from .similarity import Place, inner_products, places
+from .similarity import Place, places
 from .spec import PermutationSpec
-from .weight_matching import Ascent, check_finite, chosen_groups, make_report, read_models, total
+from .weight_matching import Ascent
 
 Method = Literal["correlation", "inner_product"]
 
@@ -89,10 +90,8 @@ def activation_matching(
     began = time.perf_counter()
     if method not in ("correlation", "inner_product"):
         raise InputError(f'method is {method!r}, expected "correlation" or "inner_product".')
-    pairs = read_models(spec, {"a": a, "b": b})
-    before = inner_products(spec, pairs, [{}, {}], backend=backend)
-    check_finite(spec, before)
     free = chosen_groups(spec, only)
+    models = read_models(spec, {"a": a, "b": b}, free, backend=backend)
     moments = _watch(model, (a, b), _sites(spec, model, free), split(data, batch_size))
     permutation, gaps = identity_permutation(spec), {}
     seen = frozenset(moments)  # of a group within another, its parent too: only with it units have an order
@@ -105,17 +104,15 @@ def activation_matching(
         gaps[family.name] = best.bound - reached(family, similarities, permutation)
     unseen = free - seen
     if unseen:
-        ascent = Ascent(spec, pairs, unseen, backend=backend)
+        ascent = Ascent(spec, models.tensors, unseen, models.unit, backend=backend)
         found = ascent.run(permutation, torch.Generator().manual_seed(seed))
         permutation = found.permutation
         gaps = found.gaps | gaps
         by |= dict.fromkeys(unseen, "weights")
-    objective = float(total(inner_products(spec, pairs, [{}, permutation], backend=backend))[0, 1])
-    report = make_report(
+    objective = models.objective(permutation)
+    report = models.report(
         f"activation matching ({method.replace('_', ' ')})",
-        spec,
         permutation,
-        before,
         objective,
         sweeps=1,
         starts=[objective],

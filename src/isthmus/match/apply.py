@@ -15,6 +15,7 @@ from isthmus.errors import InputError
 from isthmus.flat import FlatState, first_aliases
 from isthmus.merging.sources import Source, read_model
 
+from .inputs import read_for
 from .permutation import beside, check_permutation
 from .report import Matching
 from .spec import Permutation, PermutationSpec
@@ -57,8 +58,7 @@ def apply_permutation(
     """
     permutation = check_permutation(spec, permutation)
     indices = spec.indices(permutation)
-    read = read_model(model, "the model", others=isinstance(model, Mapping))
-    spec.check(read.tensors, name=read.name)
+    read = read_for(spec, model, "the model")
     aliases = first_aliases(read.tensors)
     for key, first in aliases.items():
         if spec.axes.get(key) != spec.axes.get(first):

@@ -9,6 +9,7 @@ Hayase and Srinivasa, arXiv 2209.04836, algorithm 3): each model in turn is matc
 from __future__ import annotations
 
 import math
+import os
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -16,21 +17,23 @@ from typing import Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from isthmus import ops
 from isthmus.errors import InputError
+from isthmus.flat import FlatState
 from isthmus.merging.sources import Source
 
 from .heads import Family, best_orders, families
-from .permutation import compose, identity_permutation, invert, random_permutation
+from .inputs import check_counts, chosen_groups, read_models, total
+from .permutation import compose, identity_permutation, invert, random_permutation, units_that_stay
 from .similarity import Place, Tensors, add_product, groups_of, inner_products, ordered, places
 from .spec import PermutationSpec, Segment
-from .weight_matching import TOLERANCE, Ascent, check_finite, chosen_groups, read_models, total
+from .weight_matching import TOLERANCE, Ascent
 
 STEP = 1e-4  # the least gain of a step of Frank-Wolfe, as a part of the sum of norms: it only nears its limit
 
-Method = Literal["frank_wolfe", "mean"]
+Method = Literal["auto", "frank_wolfe", "mean"]
 Soft = dict[str, Tensor]  # group -> a doubly stochastic matrix of its units; within another, of those of all copies
 Tell = Callable[[int, int, float], None]  # the start, the sweep, and the objective after it
 
@@ -103,7 +106,7 @@ def match_many(
     spec: PermutationSpec,
     models: Iterable[Source],
     *,
-    method: Method = "frank_wolfe",
+    method: Method = "auto",
     restarts: int = 1,
     seed: int = 0,
     max_sweeps: int = 100,
@@ -134,7 +137,8 @@ def match_many(
     Args:
         spec: which axes move together.
         models: at least two modules, state dicts, flat states or paths of safetensors files. They are not modified.
-        method: "frank_wolfe" or "mean".
+        method: "frank_wolfe", "mean", or "auto": Frank-Wolfe unless the spec has queries that share keys and values
+            (``heads.families``), which it cannot mix, and then the mean.
         restarts: how many starts, at least 1.
         seed: of the order of groups and models, and of random starts: start k draws from ``seed + k``.
         max_sweeps: Frank-Wolfe, and matching to the mean, end after so many sweeps each at the latest.
@@ -153,23 +157,23 @@ def match_many(
             infinite (the message names the tensor and its groups), an option is unknown, or no group fits ``only``.
     """
     began = time.perf_counter()
-    if method not in ("frank_wolfe", "mean"):
-        raise InputError(f'method is {method!r}, expected "frank_wolfe" or "mean".')
-    if restarts < 1 or max_sweeps < 1:
-        raise InputError(f"restarts and max_sweeps are {restarts} and {max_sweeps}, expected at least 1.")
+    if method not in ("auto", "frank_wolfe", "mean"):
+        raise InputError(f'method is {method!r}, expected "auto", "frank_wolfe" or "mean".')
+    check_counts(restarts=restarts, max_sweeps=max_sweeps)
+    if isinstance(models, nn.Module | Mapping | FlatState | str | os.PathLike):
+        raise InputError(f"models is a {type(models).__name__}, expected several models, in a list.")
     sources = list(models)
     names = [f"model {number}" for number in range(1, len(sources) + 1)]
     if len(names) < 2:
         raise InputError(f"match_many got {len(names)} models, expected at least two.")
-    tensors = read_models(spec, dict(zip(names, sources, strict=True)))
     free = chosen_groups(spec, only)
+    given = read_models(spec, dict(zip(names, sources, strict=True)), free, one_scale=True, backend=backend)
+    if method == "auto":
+        method = "mean" if any(family.apart for family in families(spec, free)) else "frank_wolfe"
     stay = [identity_permutation(spec) for _ in names]
-    products = inner_products(spec, tensors, [{} for _ in names], backend=backend)
-    check_finite(spec, products, names)
-    before = total(products, len(names))
-    norms = before.diagonal().sqrt()
+    norms = given.before.diagonal().sqrt() * given.scales[0]
     scale = float(_pairs(torch.outer(norms, norms)))
-    search = _Search(spec, tensors, free, scale, tolerance, max_sweeps, backend)
+    search = _Search(spec, given.tensors, free, scale, tolerance, max_sweeps, backend)
     best, reached, sweeps, objectives = stay, -math.inf, 0, []
     for start in range(restarts):
         generator = torch.Generator().manual_seed(seed + start)
@@ -183,23 +187,25 @@ def match_many(
             ]
         if method == "frank_wolfe":
             begin, spent = search.frank_wolfe(begin, generator)
-        tell = None if progress is None else lambda sweep, value, start=start: progress(start, sweep, value)
+        tell = (
+            None if progress is None else lambda sweep, value, start=start: progress(start, sweep, value * given.unit)
+        )
         found, taken = search.to_mean(begin, generator, tell)
-        objectives.append(search.objective(found))
+        objectives.append(search.objective(found) * given.unit)
         if objectives[-1] > reached:
             best, reached, sweeps = found, objectives[-1], spent + taken
     back = invert(spec, best[0])
     best = [compose(spec, one, back) for one in best]
-    after = total(inner_products(spec, tensors, best, backend=backend), len(names))
+    after = given.gram(best)
     report = ManyReport(
         method=method,
         objective=float(_pairs(after)),
-        objective_before=float(_pairs(before)),
+        objective_before=float(_pairs(given.before)),
         similarity=_mean_cosine(after),
-        similarity_before=_mean_cosine(before),
+        similarity_before=_mean_cosine(given.before),
         sweeps=sweeps,
         starts=tuple(objectives),
-        fixed=tuple(_part_that_stays(one, stay[0]) for one in best),
+        fixed=tuple(_part_that_stays(spec, one) for one in best),
         seconds=time.perf_counter() - began,
     )
     return ManyMatching(tuple(best), report)
@@ -416,7 +422,6 @@ def _mean_cosine(gram: Tensor) -> float:
     return float(_pairs(torch.where(scale > 0, gram / scale, 0.0))) / pairs
 
 
-def _part_that_stays(permutation: Mapping[str, Tensor], identity: Mapping[str, Tensor]) -> float:
+def _part_that_stays(spec: PermutationSpec, permutation: Mapping[str, Tensor]) -> float:
     units = sum(order.numel() for order in permutation.values())
-    stay = sum(int((order == identity[name]).sum()) for name, order in permutation.items())
-    return stay / units if units else 1.0
+    return sum(units_that_stay(spec, permutation).values()) / units if units else 1.0

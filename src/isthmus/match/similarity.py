@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from isthmus import ops
+from isthmus.errors import InputError
 from isthmus.flat import first_aliases
 
 from .permutation import beside
@@ -35,15 +36,37 @@ DRIFT = 16  # a similarity is computed anew after so many updates, lest their ro
 
 
 def moving_tensors(spec: PermutationSpec, *models: Mapping[str, Tensor]) -> dict[str, tuple[Tensor, ...]]:
-    """The tensors that similarities are made of: what a group moves, without statistics, each once, complex as real."""
+    """The tensors that similarities are made of: what a group moves, without statistics, each once, complex as real.
+
+    Tensors that are tied in one of the models count once if they are equal in the others, tied there or not.
+
+    Raises:
+        InputError: a tensor is complex in one model and real in another.
+    """
     firsts = [first_aliases(model) for model in models]
-    known: dict[tuple[str, ...], str] = {}
+    kept: dict[str, tuple[Tensor, ...]] = {}
+    known: dict[tuple[int, str], list[str]] = {}  # a model and its first of tied tensors -> which of these are kept
     for key in sorted(spec.axes):
-        tensor = models[0][key]
-        averaged = tensor.is_floating_point() or tensor.is_complex()
-        if averaged and key not in spec.statistics and groups_of(spec.axes[key]):
-            known.setdefault(tuple(first[key] for first in firsts), key)
-    return {key: tuple(_real(model[key]).to(models[0][key].device) for model in models) for key in known.values()}
+        each = tuple(model[key] for model in models)
+        averaged = each[0].is_floating_point() or each[0].is_complex()
+        if not averaged or key in spec.statistics or not groups_of(spec.axes[key]):
+            continue
+        if len({tensor.is_complex() for tensor in each}) > 1:
+            raise InputError(f"{key!r} is complex in one model and real in another; give all models the same dtype.")
+        ties = [(number, first[key]) for number, first in enumerate(firsts)]
+        others = {other for tie in ties for other in known.get(tie, ())}
+        if any(
+            all(
+                first[key] == first[other] or torch.equal(model[key], model[other])
+                for first, model in zip(firsts, models, strict=True)
+            )
+            for other in sorted(others)
+        ):
+            continue
+        kept[key] = each
+        for tie in ties:
+            known.setdefault(tie, []).append(key)
+    return {key: tuple(_real(tensor).to(each[0].device) for tensor in each) for key, each in kept.items()}
 
 
 def inner_products(

@@ -9,12 +9,13 @@ from __future__ import annotations
 import copy
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from isthmus.batches import Inputs, run, size_of, with_targets
 from isthmus.errors import InputError
 from isthmus.flat import FlatState
 from isthmus.merging.sources import Source, load_source, read_model
@@ -23,11 +24,12 @@ from isthmus.norms import batch_norms
 from isthmus.preserve import preserved_random_states
 
 from .apply import apply_permutation
+from .inputs import check_counts, chosen_groups, read_models
 from .permutation import check_permutation
 from .report import Matching
-from .similarity import inner_products, moving_tensors
+from .similarity import moving_tensors
 from .spec import Permutation, PermutationSpec
-from .weight_matching import Ascent, check_finite, chosen_groups, make_report, read_models, total
+from .weight_matching import Ascent
 
 Loss = Callable[[Any, Any], Tensor]  # of outputs and targets
 
@@ -37,13 +39,13 @@ def straight_through(
     model: nn.Module,
     a: Source,
     b: Source,
-    data: Iterable[Sequence[Any]],
+    data: Iterable[object],
     *,
     loss: Loss = nn.functional.cross_entropy,
     epochs: int = 1,
     learning_rate: float = 0.01,
     momentum: float = 0.9,
-    initial: Permutation | None = None,
+    initial: Permutation | Matching | None = None,
     only: str | Sequence[str] | None = None,
     seed: int = 0,
     backend: str = "auto",
@@ -68,58 +70,59 @@ def straight_through(
         a: the weights whose order stays: a module, a state dict, a ``FlatState`` or the path of a safetensors file.
         b: the weights whose units are to be permuted.
         data: batches (inputs, targets), on the device of the model, iterated over again and again: a list or a
-            ``DataLoader``.
+            ``DataLoader``. Inputs are a tensor, or a mapping of arguments.
         loss: function of outputs and targets whose result is a scalar, the mean over the batch.
         epochs: passes over the data.
         learning_rate: of the descent.
         momentum: of the descent.
-        initial: where to begin, the result of another matching; by default a matching by weights.
+        initial: where to begin, the result of another matching or its permutation; by default a matching by weights.
         only: patterns (``fnmatch``) of the groups to match; others keep their ``initial`` order.
         seed: of the order in which groups are visited.
         backend: as for ``isthmus.ops``.
 
     Returns:
-        The permutation and its report, whose objective is that of ``weight_matching``; ``starts`` has the objective
-        of the permutation that was begun with, and that of the one that is kept.
+        The permutation and its report, whose objective is that of ``weight_matching``.
 
     Raises:
-        InputError: a model does not have the tensors of the spec or of the module, there is no data, the loss is not
-            finite, weights are NaN or infinite, or ``initial`` or ``only`` do not fit the spec.
+        InputError: a model does not have the tensors of the spec or of the module, there are no data or none that can
+            be iterated over again, the loss is not finite, weights are NaN or infinite, or ``initial`` or ``only`` do
+            not fit the spec.
     """
     began = time.perf_counter()
-    if epochs < 1:
-        raise InputError(f"epochs is {epochs}, expected at least 1.")
-    pairs = read_models(spec, {"a": a, "b": b})
-    before = inner_products(spec, pairs, [{}, {}], backend=backend)
-    check_finite(spec, before)
+    check_counts(epochs=epochs)
+    if isinstance(data, Tensor | Mapping | Iterator):
+        raise InputError(
+            f"data is a {type(data).__name__}, expected batches (inputs, targets) that can be iterated over again and "
+            "again: a list or a DataLoader."
+        )
     free = chosen_groups(spec, only)
     generator = torch.Generator().manual_seed(seed)
-    permutation = check_permutation(spec, initial or {})
+    permutation = check_permutation(spec, {} if initial is None else initial)
+    models = read_models(spec, {"a": a, "b": b}, free, backend=backend)
     if initial is None:
-        permutation = Ascent(spec, pairs, free, backend=backend).run(permutation, generator).permutation
-    first = permutation
+        ascent = Ascent(spec, models.tensors, free, models.unit, backend=backend)
+        permutation = ascent.run(permutation, generator).permutation
     middle = _Middle(spec, model, a, b, loss, backend)
     optimizer = torch.optim.SGD(middle.latent.parameters(), lr=learning_rate, momentum=momentum)
     best, lowest, steps = permutation, middle.loss(permutation, data), 0
     gaps: Mapping[str, float] = {}
     for _ in range(epochs):
-        for inputs, targets, *_ in data:
+        for inputs, targets in map(with_targets, data):
             middle.backward(permutation, inputs, targets)
             optimizer.step()
-            found = Ascent(spec, middle.pairs(), free, backend=backend).run(permutation, generator)
+            ascent = Ascent(spec, models.scaled(middle.pairs()), free, models.unit, backend=backend)
+            found = ascent.run(permutation, generator)
             permutation, steps = found.permutation, steps + 1
         reached = middle.loss(permutation, data)
         if reached < lowest:
             best, lowest, gaps = permutation, reached, found.gaps
-    objectives = [float(total(inner_products(spec, pairs, [{}, one], backend=backend))[0, 1]) for one in (first, best)]
-    report = make_report(
+    objective = models.objective(best)
+    report = models.report(
         "straight-through estimation",
-        spec,
         best,
-        before,
-        objectives[1],
+        objective,
         sweeps=steps,
-        starts=objectives,
+        starts=[objective],
         gaps=gaps,
         by=dict.fromkeys(free, "loss"),
         began=began,
@@ -153,26 +156,27 @@ class _Middle:
         """What is matched: b against the weights that are descended."""
         return moving_tensors(self._spec, read_model(self.latent, "a").tensors, self._b.to_state_dict())
 
-    def loss(self, permutation: Permutation, data: Iterable[Sequence[Any]]) -> float:
+    def loss(self, permutation: Permutation, data: Iterable[object]) -> float:
         """The mean loss over all batches, weighted by their size."""
         self._place(permutation)
         summed, examples = 0.0, 0
         with torch.no_grad(), preserved_random_states():
-            for inputs, targets, *_ in data:
-                summed += float(self._loss(self._module(inputs), targets)) * len(targets)
-                examples += len(targets)
+            for inputs, targets in map(with_targets, data):
+                size = size_of(inputs)
+                summed += float(self._loss(run(self._module, inputs), targets)) * size
+                examples += size
         if not examples:
             raise InputError("data for straight-through estimation holds no batch; pass inputs with their targets.")
         if not math.isfinite(summed):
             raise InputError("the loss of the midpoint is NaN or infinite; look for such values in data and weights.")
         return summed / examples
 
-    def backward(self, permutation: Permutation, inputs: Any, targets: Any) -> None:
+    def backward(self, permutation: Permutation, inputs: Inputs, targets: Any) -> None:
         """Give the latent weights the gradient of a batch's loss with respect to the permuted b."""
         self._place(permutation)
         parameters = list(self._module.parameters())
         with preserved_random_states(), torch.enable_grad():
-            value = self._loss(self._module(inputs), targets)
+            value = self._loss(run(self._module, inputs), targets)
             gradients = torch.autograd.grad(value, parameters, allow_unused=True)
         for parameter, gradient in zip(self.latent.parameters(), gradients, strict=True):
             parameter.grad = None if gradient is None else gradient / 2

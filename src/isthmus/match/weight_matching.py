@@ -9,20 +9,19 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from isthmus.errors import InputError
-from isthmus.merging.sources import Source, read_model
+from isthmus.merging.sources import Source
 from isthmus.ops import Certificate
 
 from .heads import Best, Family, best_orders, families, reached
+from .inputs import check_counts, chosen_groups, read_models, total
 from .permutation import check_permutation, random_permutation
-from .report import GroupReport, Matching, MatchReport
-from .similarity import Similarity, Tensors, groups_of, inner_products, moving_tensors
+from .report import Matching
+from .similarity import Similarity, Tensors, groups_of, inner_products
 from .spec import Permutation, PermutationSpec
 
 SWEEPS = 100
@@ -40,7 +39,7 @@ def weight_matching(
     seed: int = 0,
     max_sweeps: int = SWEEPS,
     tolerance: float = TOLERANCE,
-    initial: Permutation | None = None,
+    initial: Permutation | Matching | None = None,
     only: str | Sequence[str] | None = None,
     backend: str = "auto",
     progress: Tell | None = None,
@@ -61,8 +60,9 @@ def weight_matching(
     A group on several axes of one tensor has an objective that is not linear in its order: it is linearised, and the
     new order taken only if the objective itself grows.
 
-    Similarities are float32, objectives float64. The result is the same for any number of threads. Beside the models
-    and the similarities (units² for each group) both models are held in float32, once for each axis that a group moves.
+    Similarities are float32, of models on scales where these neither vanish nor overflow; objectives are float64. The
+    result is the same for any number of threads. Beside the models and the similarities (units² for each group) both
+    models are held in float32, once for each axis that a group moves.
 
     Args:
         spec: which axes move together.
@@ -72,8 +72,8 @@ def weight_matching(
         seed: of the order of groups in a sweep, and of random starts: start k draws from ``seed + k``.
         max_sweeps: an ascent ends after so many sweeps at the latest.
         tolerance: the least gain of a new order, as a part of ‖a‖‖b‖ over the places of its group.
-        initial: where the first start begins: group -> permutation of b; it is not modified. Groups that are left out
-            begin as they are.
+        initial: where the first start begins: group -> permutation of b, or the ``Matching`` that has it; it is not
+            modified. Groups that are left out begin as they are.
         only: patterns (``fnmatch``) of the groups to match; others keep their ``initial`` order.
         backend: as for ``isthmus.ops``.
         progress: called after each sweep with the number of the start, that of the sweep, and the objective.
@@ -82,19 +82,18 @@ def weight_matching(
         The permutation, for ``apply_permutation(spec, matching.permutation, b)``, and its report.
 
     Raises:
-        InputError: a model does not have the tensors of the spec, weights are NaN or infinite (the message names the
-            tensor and its groups), ``initial`` does not fit the spec, or no group fits ``only``.
+        InputError: a model does not have the tensors of the spec, weights that are matched are NaN or infinite (the
+            message names the tensor and its groups), ``initial`` does not fit the spec, or no group fits ``only``.
     """
     began = time.perf_counter()
-    if restarts < 1 or max_sweeps < 1:
-        raise InputError(f"restarts and max_sweeps are {restarts} and {max_sweeps}, expected at least 1.")
-    pairs = read_models(spec, {"a": a, "b": b})
-    first = check_permutation(spec, initial or {})
+    check_counts(restarts=restarts, max_sweeps=max_sweeps)
     free = chosen_groups(spec, only)
-    ascent = Ascent(spec, pairs, free, tolerance=tolerance, max_sweeps=max_sweeps, backend=backend)
-    before = inner_products(spec, pairs, [{}, {}], backend=backend)
-    check_finite(spec, before)
-    bound = math.sqrt(float(total(before).diagonal().prod()))
+    first = check_permutation(spec, {} if initial is None else initial)
+    models = read_models(spec, {"a": a, "b": b}, free, backend=backend)
+    ascent = Ascent(
+        spec, models.tensors, free, models.unit, tolerance=tolerance, max_sweeps=max_sweeps, backend=backend
+    )
+    bound = math.prod(models.before.diagonal().sqrt().tolist())
     best, best_objective, sweeps, objectives = first, -math.inf, 0, []
     gaps: Mapping[str, float] = {}
     for start in range(restarts):
@@ -106,17 +105,15 @@ def weight_matching(
         else:
             begin = first | {name: order for name, order in random_permutation(spec, generator).items() if name in free}
         found = ascent.run(begin, generator, start, progress)
-        objective = total(inner_products(spec, pairs, [{}, found.permutation], backend=backend))[0, 1].item()
+        objective = models.objective(found.permutation)
         objectives.append(objective)
         if objective > best_objective:
             best, best_objective, sweeps, gaps = found.permutation, objective, found.sweeps, found.gaps
         if bound - objective <= tolerance * bound:
             break
-    report = make_report(
+    report = models.report(
         "weight matching",
-        spec,
         best,
-        before,
         best_objective,
         sweeps=sweeps,
         starts=objectives,
@@ -136,19 +133,30 @@ class Found(NamedTuple):
 
 
 class Ascent:
-    """Coordinate ascent between two models, whose similarities are kept from one start to the next."""
+    """Coordinate ascent between two models, whose similarities are kept from one start to the next.
+
+    Args:
+        spec: which axes move together.
+        pairs: the tensors of both models.
+        free: the groups that may change their order.
+        unit: what objectives and gaps are multiplied by where they are told.
+        tolerance: the least gain of a new order.
+        max_sweeps: how many sweeps there are at most.
+        backend: as for ``isthmus.ops``.
+    """
 
     def __init__(
         self,
         spec: PermutationSpec,
         pairs: Tensors,
         free: frozenset[str],
+        unit: float = 1.0,
         *,
         tolerance: float = TOLERANCE,
         max_sweeps: int = SWEEPS,
         backend: str = "auto",
     ) -> None:
-        self._spec, self._pairs, self._backend = spec, pairs, backend
+        self._spec, self._pairs, self._unit, self._backend = spec, pairs, unit, backend
         self._tolerance, self._max_sweeps = tolerance, max_sweeps
         self._free, self._families = free, families(spec, free)
         self._similarities: dict[tuple[str, bool], Similarity] = {}
@@ -188,10 +196,10 @@ class Ascent:
                     if self._gains(family, best, matrices, permutation):
                         permutation |= best.orders
                         gained = True
-                    gaps[family.name] = best.bound - reached(family, matrices, permutation)
+                    gaps[family.name] = (best.bound - reached(family, matrices, permutation)) * self._unit
             if progress is not None:
                 products = inner_products(self._spec, self._pairs, [{}, permutation], backend=self._backend)
-                progress(start, sweeps, float(total(products)[0, 1]))
+                progress(start, sweeps, float(total(products)[0, 1]) * self._unit)
         return Found(permutation, sweeps, gaps)
 
     def _apart(self, order: Sequence[int]) -> Iterator[list[Family]]:
@@ -249,103 +257,9 @@ class Ascent:
         return after - before > least
 
 
-def read_models(spec: PermutationSpec, models: Mapping[str, Source]) -> dict[str, tuple[Tensor, ...]]:
-    """The tensors of models, by what messages call them, that similarities are made of.
-
-    Raises:
-        InputError: a model does not have the tensors of the spec.
-    """
-    found = []
-    for name, source in models.items():
-        model = read_model(source, name, others=isinstance(source, Mapping))
-        spec.check(model.tensors, name=model.name)
-        found.append(model.tensors)
-    return moving_tensors(spec, *found)
-
-
-def chosen_groups(spec: PermutationSpec, only: str | Sequence[str] | None) -> frozenset[str]:
-    """The groups whose names fit one of the patterns; all without patterns.
-
-    Raises:
-        InputError: a pattern fits no group.
-    """
-    if only is None:
-        return frozenset(spec.groups)
-    chosen: set[str] = set()
-    for pattern in [only] if isinstance(only, str) else only:
-        fitting = {name for name in spec.groups if fnmatchcase(name, pattern)}
-        if not fitting:
-            raise InputError(f"only= has the pattern {pattern!r}, which fits none of the groups {sorted(spec.groups)}.")
-        chosen |= fitting
-    return frozenset(chosen)
-
-
-def total(products: Mapping[str, Tensor], models: int = 2) -> Tensor:
-    """The sum of Gram matrices of so many models."""
-    return torch.stack([torch.zeros(models, models, dtype=torch.float64), *products.values()]).sum(0)
-
-
-def check_finite(spec: PermutationSpec, products: Mapping[str, Tensor], names: Sequence[str] = "ab") -> None:
-    """Check by their Gram matrices that no tensor of the models of these names holds NaN or infinity.
-
-    Raises:
-        InputError: one does; the message names it and the groups that it belongs to.
-    """
-    for key, gram in products.items():
-        for model, square in zip(names, gram.diagonal().tolist(), strict=True):
-            if not math.isfinite(square):
-                groups = ", ".join(repr(name) for name in sorted(groups_of(spec.axes[key])))
-                raise InputError(
-                    f"{key!r} of {model} holds NaN or infinity, so that the units of {groups} have no similarity; "
-                    "repair the weights, or match other groups alone with only=."
-                )
-
-
-def make_report(
-    method: str,
-    spec: PermutationSpec,
-    permutation: Permutation,
-    before: Mapping[str, Tensor],
-    objective: float,
-    *,
-    sweeps: int,
-    starts: Sequence[float],
-    gaps: Mapping[str, float],
-    by: Mapping[str, str],
-    began: float,
-) -> MatchReport:
-    """The report of a matching of two models, from the Gram matrices ``before`` it and what it reached."""
-    gram = total(before)
-    norms = math.sqrt(float(gram[0, 0] * gram[1, 1]))
-    objective_before = float(gram[0, 1])
-    return MatchReport(
-        method=method,
-        objective=objective,
-        objective_before=objective_before,
-        similarity=objective / norms if norms else 0.0,
-        similarity_before=objective_before / norms if norms else 0.0,
-        sweeps=sweeps,
-        starts=tuple(starts),
-        groups={
-            name: GroupReport(order.numel(), _fixed(spec, name, permutation), by.get(name), gaps.get(name))
-            for name, order in permutation.items()
-        },
-        seconds=time.perf_counter() - began,
-    )
-
-
 def _curved(spec: PermutationSpec, pairs: Tensors, family: Family) -> dict[str, tuple[Tensor, ...]]:
     """All tensors of a family if its groups are on several axes of one of them, so that S is but a gradient."""
     members = set(family.members)
     axes = {key: [bool(groups_of((axis,)) & members) for axis in spec.axes[key]] for key in pairs}
     curved = any(sum(on) > 1 for on in axes.values())
     return {key: pairs[key] for key, on in axes.items() if any(on)} if curved else {}
-
-
-def _fixed(spec: PermutationSpec, name: str, permutation: Permutation) -> int:
-    """How many units of a group stay; of one within another, those of heads that stay."""
-    order, within = permutation[name], spec.groups[name].within
-    stay = order == torch.arange(order.shape[-1])
-    if within is not None:
-        stay &= (permutation[within] == torch.arange(len(order)))[:, None]
-    return int(stay.sum())
