@@ -266,6 +266,25 @@ def test_a_start_from_any_duals_is_the_same_on_every_backend(compiled, n):
     assert_optimal(matrix, *found[:2], True)
 
 
+@pytest.mark.parametrize("magnitude", [1e3, 1e6, 1e12, 1e15, 1e17])
+def test_duals_that_dwarf_the_entries_do_not_spoil_the_optimum(backend, magnitude):
+    for seed in range(20):
+        matrix = normal(8, 8, seed=seed)
+        duals = (np.zeros(8), magnitude * normal(8, seed=100 + seed))
+        row_ind, col_ind, proof = linear_sum_assignment(matrix, duals=duals, certificate=True, backend=backend)
+        assert_optimal(matrix, row_ind, col_ind, False)
+        assert abs(proof.gap) <= 1e-9
+
+
+def test_duals_beside_forbidden_pairs(backend):
+    matrix = np.array([[np.inf, 1.0], [2.0, np.inf]])
+    _, col_ind, proof = linear_sum_assignment(
+        matrix, duals=(np.zeros(2), [5.0, -5.0]), certificate=True, backend=backend
+    )
+    assert col_ind.tolist() == [1, 0]
+    assert proof.primal == 3
+
+
 def test_a_rectangle_begins_afresh(backend):
     matrix = normal(20, 30)
     row_ind, col_ind = linear_sum_assignment(matrix, duals=(np.zeros(20), normal(30, seed=1)), backend=backend)

@@ -40,6 +40,9 @@ class Certificate:
     v: Array
 
 
+LARGEST_START = 2.0**16  # times the entries: beside larger duals, float64 would not keep what tells entries apart
+
+
 def linear_sum_assignment(
     cost_matrix: Any,
     maximize: bool = False,
@@ -69,7 +72,7 @@ def linear_sum_assignment(
         certificate: also return a ``Certificate``.
         duals: a ``Certificate``, or a pair (u, v), of a similar problem to begin with, which saves time and may decide
             between several optima; for several problems a list of them, None for those that have none. Used where the
-            matrix is square; a rectangular problem begins afresh.
+            matrix is square and its entries are not lost beside them; other problems begin afresh.
         names: what to call the matrix in errors, or each of several.
         backend: "auto", "reference", "cpp", "cuda" or "triton"; a backend asked for by name never falls back.
 
@@ -178,10 +181,18 @@ def _prepare(given: Array, first: int, duals: Any, maximize: bool, labels: _Labe
         if duals[first + k] is None:
             continue
         v = _column_duals(duals[first + k], tuple(shape), labels[first + k])
-        if shape[0] == shape[1]:
+        if shape[0] == shape[1] > 0 and np.ptp(v) <= LARGEST_START * _magnitude(values[k]):
             starts = np.zeros((count, shape[1])) if starts is None else starts
             starts[k] = -v if maximize else v
     return _Stack(np.ascontiguousarray(values.transpose(0, 2, 1) if transposed else values), starts, transposed)
+
+
+def _magnitude(matrix: np.ndarray) -> float:
+    """The largest magnitude of a finite entry."""
+    ends = np.array([matrix.min(), matrix.max()])
+    if not np.isfinite(ends).all():
+        ends = matrix[np.isfinite(matrix)]
+    return float(np.abs(ends).max(initial=0.0))
 
 
 def _column_duals(duals: Any, shape: tuple[int, ...], label: str) -> np.ndarray:
