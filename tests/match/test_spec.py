@@ -137,3 +137,23 @@ def test_it_prints_as_a_table(state):
         "stays: c.weight[1]: input",
         "stays: g.weight[0]: output",
     ]
+
+
+def test_indices_of_other_shapes():
+    spec = PermutationSpec.from_dict({"w": ("a", None)}, {"w": torch.zeros(4, 2)})
+    with pytest.raises(InputError, match=r"the permutation of 'a' has shape \(3,\), expected shape \(4,\)"):
+        spec.indices({"a": torch.arange(3)})
+    with pytest.raises(InputError, match=r"the permutation of 'b' has shape .* expected one of a"):
+        spec.indices({"b": torch.arange(4)})
+
+
+def test_state_dicts_cannot_be_traced():
+    with pytest.raises(InputError, match=r"model is a OrderedDict, expected a torch.nn.Module.*from_dict"):
+        PermutationSpec.from_model(torch.nn.Linear(2, 3).state_dict(), torch.zeros(2, 2))
+
+
+def test_failed_traces_are_told_by_an_error_alone(caplog):
+    model = torch.nn.Linear(3, 2)
+    with pytest.raises(InputError, match=r"cannot trace Linear: .* \[2, 5\] X \[3, 2\]\. Check that"):
+        PermutationSpec.from_model(model, torch.zeros(2, 5))
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import Conv1d, Conv2d, Linear, functional
 
+from isthmus.errors import InputError
 from isthmus.match import PermutationSpec
 from isthmus.match.spec import Axis
 
@@ -360,6 +361,130 @@ class TestLookups:
     def test_layer_that_is_not_used(self):
         spec = check(Net(lambda m, x: m.c(x), a=Linear(6, 4), c=Linear(6, 3)), ROW, {}, a_weight="4, 6")
         assert spec.frozen["a.weight", 0] == "the forward pass does not use it"
+
+
+class TestOtherSizes:
+    """Traced on short inputs, verified on long ones: of what is sliced to a length, nothing moves."""
+
+    def attention(self, length):
+        """Causal attention with sliced positions and a sliced mask, as in small GPTs."""
+
+        def forward(m, ids):
+            n = ids.shape[1]
+            x = m.tokens(ids) + m.table(m.position_ids[:, :n]) + m.pe[:n] + m.scaled.tanh()[:n]
+            q, k, v = (part.view(len(x), n, 2, 4).transpose(1, 2) for part in m.qkv(x).split(8, 2))
+            scores = (q @ k.transpose(-1, -2)).masked_fill(m.mask[:, :, :n, :n] == 0, float("-inf"))
+            return m.c(x + m.out((scores.softmax(-1) @ v).transpose(1, 2).flatten(2)))
+
+        parts = {"tokens": nn.Embedding(11, 8), "table": nn.Embedding(length, 8), "qkv": Linear(8, 24)}
+        model = Net(forward, **parts, out=Linear(8, 8), c=Linear(8, 11), scaled=nn.Parameter(torch.randn(length, 8)))
+        model.register_buffer("position_ids", torch.arange(length)[None])
+        model.register_buffer("mask", torch.ones(length, length).tril()[None, None])
+        model.register_buffer("pe", torch.randn(length, 8))
+        return model
+
+    def test_positions_and_masks(self):
+        model = self.attention(16)
+        groups = {"tokens": 8, "heads": 2, "query_key": (4, "heads"), "value": (4, "heads")}
+        spec = check(
+            model, torch.arange(10).view(2, 5), groups, mask="1, 1, 16, 16", position_ids="1, 16", pe="16, tokens"
+        )
+        assert spec.frozen["mask", 2] == "it meets an input; example_inputs do not reach it"
+        for length in (5, 6, 15, 16):
+            spec.verify(model, torch.arange(2 * length).view(2, length) % 11)
+
+    @pytest.mark.parametrize("length", [2, 3, 4])
+    def test_weights_of_positions(self, length):
+        """Their rows are summed over: those that are read would be free, were there no others."""
+
+        def forward(m, x):
+            n = x.shape[1]
+            return m.c((m.w[:n, :n] @ m.a(x)).tanh()).mean(1)
+
+        model = Net(forward, a=Linear(6, 4), c=Linear(4, 3), w=nn.Parameter(torch.randn(5, 5)))
+        spec = check(model, torch.rand(2, length, 6), {"a": 4}, w="5, 5")
+        assert spec.frozen["w", 0] == "example_inputs reach only a part of it; example_inputs do not reach it"
+        for other in (2, 3, 4, 5):
+            spec.verify(model, torch.rand(2, other, 6))
+
+    def test_every_block_that_is_taken_moves(self):
+        """Slices that together are all of an axis leave it free."""
+        model = Net(
+            lambda m, x: m.c((m.w[:2] @ m.a(x).T).T + (m.w[2:] @ m.a(x).T).T),
+            a=Linear(6, 4),
+            c=Linear(2, 3),
+            w=nn.Parameter(torch.randn(4, 4)),
+        )
+        check(model, ROW, {"a": 4, "w": 2}, w="w + w, a", c_weight="3, w")
+
+
+class TestNormalisedWeights:
+    def test_weight_norm(self):
+        def normed(**options):
+            return nn.utils.parametrizations.weight_norm(Linear(4, 4), **options)
+
+        original = "b_parametrizations_weight_original"
+        axes = {f"{original}0": "b, 1", f"{original}1": "b, a", "c_weight": "3, b"}
+        check(sandwich(lambda m, h: m.b(h.relu()).relu(), 4, b=normed()), ROW, {"a": 4, "b": 4}, **axes)
+        axes = {f"{original}0": "1, a", f"{original}1": "b, a", "c_weight": "3, b"}
+        check(sandwich(lambda m, h: m.b(h.relu()).relu(), 4, b=normed(dim=1)), ROW, {"a": 4, "b": 4}, **axes)
+        axes = {f"{original}0": "", f"{original}1": "b, a", "c_weight": "3, b"}
+        check(sandwich(lambda m, h: m.b(h.relu()).relu(), 4, b=normed(dim=None)), ROW, {"a": 4, "b": 4}, **axes)
+
+    def test_spectral_norm(self):
+        model = sandwich(lambda m, h: m.b(h.relu()).relu(), 4, b=nn.utils.parametrizations.spectral_norm(Linear(4, 5)))
+        model.c = Linear(5, 3)
+        vectors = {"b_parametrizations_weight_0__u": "b", "b_parametrizations_weight_0__v": "a"}
+        check(model, ROW, {"a": 4, "b": 5}, **vectors, c_weight="3, b")
+
+    @pytest.mark.filterwarnings("ignore:.*weight_norm.*deprecated:FutureWarning")
+    def test_computed_weights_cannot_be_copied(self):
+        model = sandwich(lambda m, h: m.b(h.relu()), 4, b=nn.utils.weight_norm(Linear(4, 4)))
+        with pytest.raises(InputError, match=r"cannot be copied to verify its spec.*torch.nn.utils.parametrizations"):
+            PermutationSpec.from_model(model, ROW)
+
+
+class TestOutputs:
+    def test_buffers_that_are_written_are_none(self):
+        def averaged(m, h):
+            m.average.mul_(0.9).add_(h.mean(0))
+            return h.relu()
+
+        model = sandwich(averaged, 4)
+        model.register_buffer("average", torch.zeros(4))
+        check(model, ROW, {"a": 4}, average="a")
+
+    def test_those_that_count(self):
+        model = Net(lambda m, x: (lambda h: {"y": m.c(h), "hidden": h})(m.a(x).relu()), a=Linear(6, 4), c=Linear(4, 3))
+        spec = check(model, ROW, {}, a_weight="4, 6")
+        assert spec.frozen["a.bias", 0] == "it is one of several outputs; outputs= says which count"
+
+        def counted(returned):
+            return returned["y"]
+
+        spec = PermutationSpec.from_model(model, ROW, outputs=counted)
+        assert {name: group.size for name, group in spec.groups.items()} == {"a": 4}
+        assert spec.frozen["c.bias", 0] == "it is an output"
+        spec.verify(model, ROW, outputs=counted)
+        with pytest.raises(InputError, match="permuting 'a' changes the outputs"):
+            spec.verify(model, ROW)
+        with pytest.raises(InputError, match="outputs= makes of what the model returns a NoneType without tensors"):
+            PermutationSpec.from_model(model, ROW, outputs=lambda returned: None)
+
+
+def test_channel_shuffle():
+    model = Net(
+        lambda m, x: m.c(functional.channel_shuffle(m.a(x).relu(), 2)), a=Conv2d(3, 6, 1), c=Conv2d(6, 4, 3, groups=2)
+    )
+    by_hand = Net(
+        lambda m, x: m.c(m.a(x).relu().unflatten(1, (2, 3)).transpose(1, 2).flatten(1, 2)),
+        a=Conv2d(3, 6, 1),
+        c=Conv2d(6, 4, 3, groups=2),
+    )
+    spec, expected = (PermutationSpec.from_model(m, torch.rand(2, 3, 4, 5)) for m in (model, by_hand))
+    assert spec.axes == expected.axes
+    model.c = Conv2d(6, 4, 3)
+    check(model, torch.rand(2, 3, 4, 5), {"a": 2, "a.2": 3}, a_bias="a*a.2", c_weight="4, a.2*a, 3, 3")
 
 
 @pytest.mark.parametrize(

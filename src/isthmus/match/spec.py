@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -166,7 +166,9 @@ class PermutationSpec:
         return cls(groups, made, statistics=[key for key in entries if key.rpartition(".")[2] in STATISTICS])
 
     @classmethod
-    def from_model(cls, model: nn.Module, example_inputs: object) -> PermutationSpec:
+    def from_model(
+        cls, model: nn.Module, example_inputs: object, *, outputs: Callable[[Any], object] | None = None
+    ) -> PermutationSpec:
         """The spec of a model, found by tracing its forward pass and verified on the model.
 
         Every axis of the state dict is followed through the operators of the graph that ``torch.export`` makes: sums
@@ -181,16 +183,25 @@ class PermutationSpec:
         Args:
             model: neither it, its modes, nor the random states are changed.
             example_inputs: a tensor, a tuple of positional arguments, or a dict of keyword arguments of its forward
-                pass. Sizes that are no parameter's (batch, length, image) may be small.
+                pass. Sizes that are no parameter's (length, image) may be small, but at least 2 and different from
+                each other: what holds at one place only cannot be told from what holds at all. The spec of a forward
+                pass that depends on them is theirs; ``verify`` with other inputs shows whether it holds for these.
+            outputs: takes what counts out of what the forward pass returns, e.g. ``lambda returned:
+                returned.logits``; all else may change its order. None counts every tensor.
 
         Raises:
-            InputError: ``torch.export`` cannot trace the model.
+            InputError: ``model`` is no module, cannot be copied, or ``torch.export`` cannot trace it.
         """
         from .trace import trace, written
         from .verify import changing_groups
 
-        spec = written(trace(model, example_inputs))
-        changing = changing_groups(spec, model, example_inputs)
+        if not isinstance(model, nn.Module):
+            raise InputError(
+                f"model is a {type(model).__name__}, expected a torch.nn.Module, whose forward pass can be traced. For "
+                "a state dict, a spec can be written by hand: PermutationSpec.from_dict."
+            )
+        spec = written(trace(model, example_inputs, outputs))
+        changing = changing_groups(spec, model, example_inputs, outputs)
         if changing:
             warn(
                 f"permuting {', '.join(map(repr, changing))} changes the outputs of {type(model).__name__} although "
@@ -216,15 +227,17 @@ class PermutationSpec:
         groups = {name: group for name, group in self.groups.items() if name not in gone}
         return PermutationSpec(groups, axes, statistics=self.statistics, frozen=frozen)
 
-    def verify(self, model: nn.Module, example_inputs: object) -> None:
-        """Check that every group leaves the model's function as it is, as ``from_model`` does.
+    def verify(
+        self, model: nn.Module, example_inputs: object, *, outputs: Callable[[Any], object] | None = None
+    ) -> None:
+        """Check that every group leaves the model's function as it is, as ``from_model`` does, on any inputs.
 
         Raises:
             InputError: permuting a group changes the outputs, or the model does not have the tensors of the spec.
         """
         from .verify import changing_groups
 
-        if changing := changing_groups(self, model, example_inputs):
+        if changing := changing_groups(self, model, example_inputs, outputs):
             raise InputError(
                 f"permuting {', '.join(map(repr, changing))} changes the outputs of {type(model).__name__}; some of "
                 "their axes are missing in the spec or do not belong to them."
@@ -242,6 +255,11 @@ class PermutationSpec:
             if shape != expected:
                 raise InputError(f"{key!r} of {name} has shape {shape}, but {expected} in the permutation spec.")
 
+    def shape(self, name: str) -> tuple[int, ...]:
+        """The shape of a permutation of a group: of its units, in each unit of the group that it is within."""
+        group = self.groups[name]
+        return (group.size,) if group.within is None else (self.groups[group.within].size, group.size)
+
     def indices(self, permutation: Permutation) -> dict[str, tuple[Tensor | None, ...]]:
         """Where each position of each axis comes from.
 
@@ -251,7 +269,15 @@ class PermutationSpec:
         Returns:
             key -> for each dimension an int64 tensor of its length, or None where nothing moves: the permuted tensor
             is ``t[indices[0]][:, indices[1]]...``. Axes that consist of the same share one tensor.
+
+        Raises:
+            InputError: a group is unknown, or a tensor does not have its shape. That each unit is there once is not
+                checked here.
         """
+        for name, order in permutation.items():
+            if name not in self.groups or tuple(order.shape) != self.shape(name):
+                expected = f"shape {self.shape(name)}" if name in self.groups else f"one of {', '.join(self.groups)}"
+                raise InputError(f"the permutation of {name!r} has shape {tuple(order.shape)}, expected {expected}.")
         known: dict[Axis, Tensor | None] = {}
         for axes in self.axes.values():
             for axis in axes:
@@ -379,7 +405,7 @@ def _index(axis: Axis, permutation: Permutation, groups: Mapping[str, Group]) ->
             order = torch.arange(size) if name is None or name not in permutation else permutation[name].cpu()
             spread = [1] * len(shape)
             spread[digit] = size
-            if within is not None and order.dim() == 2:
+            if order.dim() == 2:
                 spread[next(i for i, factor in enumerate(segment) if factor.group == within)] = len(order)
             index = index + order.view(spread) * math.prod(shape[digit + 1 :])
         parts.append(index.flatten() + start)

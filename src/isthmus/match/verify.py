@@ -19,46 +19,59 @@ from isthmus.merging.sources import read_model
 
 from .permutation import identity_permutation
 from .spec import PermutationSpec
-from .trace import arguments_of, as_evaluated, tensors_of
+from .trace import Outputs, arguments_of, as_evaluated, tensors_of
 
 DRAWS = 2  # permutations that a spec must pass: units of one draw may happen to be dead behind a ReLU
 SMALL = 0.1  # what gains, biases and branches that are zero at the start of training are drawn with
 
 
-def changing_groups(spec: PermutationSpec, model: nn.Module, example_inputs: object) -> list[str]:
+def changing_groups(
+    spec: PermutationSpec, model: nn.Module, example_inputs: object, outputs: Outputs = None
+) -> list[str]:
     r"""The groups that change a model's function when they are permuted.
 
     A copy of the model in float64 gets generic weights: those of the model with noise of half their own scale, since
     gains of one and biases of zero would hide errors; so do inputs that are all zero, if they are floating-point. All
-    groups are permuted at random together; where outputs differ by more than rounding, one by one.
+    groups are permuted at random together; where outputs differ by more than rounding, one by one, and those that
+    leave them as they are together once more.
+
+    Outputs differ if their largest difference is more than the square root of the type's rounding, of their largest
+    entry: 1.5e-8 in float64. A model that does not run in float64 is compared in its own type, so that a model in
+    bfloat16 with operators that insist on it may differ by 0.09.
 
     Args:
         spec: the spec of the model.
         model: is run in evaluation mode; neither it nor the random states are changed.
         example_inputs: as for ``PermutationSpec.from_model``.
+        outputs: likewise.
 
     Raises:
-        InputError: the model does not have the tensors of the spec, or its outputs are not finite.
+        InputError: the model does not have the tensors of the spec, cannot be copied, or has no finite outputs.
     """
     spec.check(read_model(model, "the model").tensors, name="the model")
     if not spec.groups:
         return []
     try:
-        probe = _Probe(spec, model, example_inputs, doubled=True)
+        probe = _Probe(spec, model, example_inputs, outputs, doubled=True)
     except RuntimeError:  # the model or its device insists on another type
-        probe = _Probe(spec, model, example_inputs, doubled=False)
+        probe = _Probe(spec, model, example_inputs, outputs, doubled=False)
     if not any(probe.changed_by(spec.groups) for _ in range(DRAWS)):
         return []
-    return [name for name in spec.groups if any(probe.changed_by([name]) for _ in range(DRAWS))] or list(spec.groups)
+    changing = [name for name in spec.groups if any(probe.changed_by([name]) for _ in range(DRAWS))]
+    others = spec.without(changing, "").groups
+    return list(spec.groups) if any(probe.changed_by(others) for _ in range(DRAWS)) else changing
 
 
 class _Probe:
     """A copy of a model with generic weights, whose outputs under permutations are compared with its own."""
 
-    def __init__(self, spec: PermutationSpec, model: nn.Module, example_inputs: object, *, doubled: bool) -> None:
+    def __init__(
+        self, spec: PermutationSpec, model: nn.Module, example_inputs: object, outputs: Outputs, *, doubled: bool
+    ) -> None:
         self.spec = spec
+        self.counted = outputs
         self.generator = torch.Generator().manual_seed(0)
-        self.model = copy.deepcopy(model)
+        self.model = _copy(model)
         self.doubled = doubled
         arguments = arguments_of(example_inputs)
         if doubled:
@@ -99,7 +112,7 @@ class _Probe:
         args, kwargs = copy.deepcopy(self.arguments)
         with as_evaluated(self.model), _Doubled() if self.doubled else torch.no_grad():
             torch.manual_seed(0)
-            return [output.detach() for output in tensors_of(self.model(*args, **kwargs))]
+            return [output.detach() for output in tensors_of(self.model(*args, **kwargs), self.counted)]
 
     def changed_by(self, names: Iterable[str]) -> bool:
         """Whether the outputs change when these groups are permuted at random."""
@@ -136,6 +149,16 @@ class _Probe:
         if expected.numel() == 0:
             return True
         return bool((expected - came).abs().max() <= self.tolerance * expected.abs().max().clamp(min=1e-30))
+
+
+def _copy(model: nn.Module) -> nn.Module:
+    try:
+        return copy.deepcopy(model)
+    except RuntimeError as error:  # a tensor with a history, as torch.nn.utils.weight_norm leaves it
+        raise InputError(
+            f"{type(model).__name__} cannot be copied to verify its spec: {error} Where a module has computed weights, "
+            "as after torch.nn.utils.weight_norm, use torch.nn.utils.parametrizations instead."
+        ) from error
 
 
 def _in_float64(leaf: object) -> object:

@@ -1,6 +1,6 @@
 """Specs by tracing: every axis of a model's tensors followed through the operators of its forward pass."""
 
-from .graph import arguments_of, as_evaluated, tensors_of, trace
+from .graph import Outputs, arguments_of, as_evaluated, tensors_of, trace
 from .written import written
 
-__all__ = ["arguments_of", "as_evaluated", "tensors_of", "trace", "written"]
+__all__ = ["Outputs", "arguments_of", "as_evaluated", "tensors_of", "trace", "written"]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import logging
 import traceback
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, fx, nn
+from torch.export.graph_signature import OutputKind
 from torch.utils import _pytree as pytree
 
 from isthmus.errors import InputError
@@ -20,7 +22,7 @@ from isthmus.preserve import preserved_buffers, preserved_model, preserved_rando
 from . import elementwise, products, shapes, terms  # the rules register themselves
 from .rules import CONSTANT, RULES, Call, Value, is_value, unlike
 
-__all__ = ["Traced", "arguments_of", "elementwise", "products", "shapes", "tensors_of", "trace"]
+__all__ = ["Outputs", "Traced", "arguments_of", "elementwise", "products", "shapes", "tensors_of", "trace"]
 
 VIEWS = frozenset(
     [
@@ -46,6 +48,15 @@ VIEWS = frozenset(
         "unbind",
     ]
 )  # of a tensor of the state dict alone, they are still that tensor
+PIECES = frozenset(
+    ["select", "slice", "narrow", "slice_copy", "split", "split_with_sizes", "chunk", "unbind", "tensor_split"]
+)  # they leave out what they do not take
+FILLS = frozenset(
+    ["full_like", "zeros_like", "ones_like", "empty_like", "new_zeros", "new_ones", "new_full", "new_empty", "zero"]
+)  # they read no values
+MUTATIONS = (OutputKind.BUFFER_MUTATION, OutputKind.PARAMETER_MUTATION)
+
+Outputs = Callable[[Any], object] | None
 
 
 class Traced(NamedTuple):
@@ -54,12 +65,15 @@ class Traced(NamedTuple):
     Attributes:
         state: canonical key -> the axes of each tensor of the state dict; tied keys share them.
         used: the keys that the forward pass reads.
+        read: the elementary atoms that results depend on: they are summed over, told apart, or in an output. What is
+            only sliced away is none of them.
         products: for each operator that reads tensors of the state dict, in order: these, and its results.
         hints: atoms that have a name by what is done with them.
     """
 
     state: dict[str, Value]
     used: frozenset[str]
+    read: frozenset[terms.Atom]
     products: list[tuple[list[Value], list[Value]]]
     hints: dict[terms.Atom, tuple[str, str]]
 
@@ -82,16 +96,22 @@ def arguments_of(example_inputs: object) -> tuple[tuple[Any, ...], dict[str, Any
     )
 
 
-def tensors_of(outputs: object) -> list[Tensor]:
+def tensors_of(returned: object, outputs: Outputs = None) -> list[Tensor]:
     """The tensors in whatever a forward pass returns; caches and other objects that torch does not look into are left.
+
+    Args:
+        returned: by the forward pass.
+        outputs: takes out of it what counts; None takes all.
 
     Raises:
         InputError: there is none.
     """
-    found = [leaf for leaf in pytree.tree_leaves(outputs) if isinstance(leaf, Tensor)]
+    counted = returned if outputs is None else outputs(returned)
+    found = [leaf for leaf in pytree.tree_leaves(counted) if isinstance(leaf, Tensor)]
     if not found:
+        what = "the model returns" if outputs is None else "outputs= makes of what the model returns"
         raise InputError(
-            f"the model returns a {type(outputs).__name__} without tensors; permutation specs need outputs that are "
+            f"{what} a {type(counted).__name__} without tensors; permutation specs need outputs that are "
             "tensors, or tuples, lists, dicts or Hugging Face outputs of them."
         )
     return found
@@ -100,12 +120,13 @@ def tensors_of(outputs: object) -> list[Tensor]:
 class _Flat(nn.Module):
     """A model whose outputs are a flat tuple of tensors."""
 
-    def __init__(self, model: nn.Module) -> None:
+    def __init__(self, model: nn.Module, outputs: Outputs) -> None:
         super().__init__()
         self.model = model
+        self.outputs = outputs
 
     def forward(self, *args: Any, **kwargs: Any) -> tuple[Tensor, ...]:
-        return tuple(tensors_of(self.model(*args, **kwargs)))
+        return tuple(tensors_of(self.model(*args, **kwargs), self.outputs))
 
 
 @contextmanager
@@ -121,7 +142,18 @@ def as_evaluated(model: nn.Module) -> Iterator[None]:
             torch.backends.mha.set_fastpath_enabled(fused)
 
 
-def exported(model: nn.Module, example_inputs: object) -> torch.export.ExportedProgram:
+@contextmanager
+def _silent_log() -> Iterator[None]:
+    """Keep torch from logging why an export fails; an error says so."""
+    before = logging.root.manager.disable
+    logging.disable(logging.CRITICAL)
+    try:
+        yield
+    finally:
+        logging.disable(before)
+
+
+def exported(model: nn.Module, example_inputs: object, outputs: Outputs = None) -> torch.export.ExportedProgram:
     """The model's forward pass in evaluation mode as a graph of functional ATen operators.
 
     Raises:
@@ -141,16 +173,16 @@ def exported(model: nn.Module, example_inputs: object) -> torch.export.ExportedP
     for module in names:
         handles += [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
     try:
-        with as_evaluated(model), warnings.catch_warnings():
+        with as_evaluated(model), warnings.catch_warnings(), _silent_log():
             warnings.simplefilter("ignore")
-            program = torch.export.export(_Flat(model), args, kwargs or None)
+            program = torch.export.export(_Flat(model, outputs), args, kwargs or None)
             decomposed: torch.export.ExportedProgram = program.run_decompositions({})
             return decomposed
     except InputError:
         raise
     except Exception as error:
         where = f"the module {stack[-1]!r}" if stack and stack[-1] else "its forward pass"
-        reason = traceback.format_exception_only(error)[-1].strip().splitlines()[0]
+        reason = traceback.format_exception_only(error)[-1].strip().splitlines()[0].rstrip(".")
         raise InputError(
             f"torch.export cannot trace {type(model).__name__}: {where} failed with {reason}. Check that the model "
             "runs on example_inputs; forward passes that depend on values of tensors cannot be traced. A spec can be "
@@ -161,7 +193,7 @@ def exported(model: nn.Module, example_inputs: object) -> torch.export.ExportedP
             handle.remove()
 
 
-def trace(model: nn.Module, example_inputs: object) -> Traced:
+def trace(model: nn.Module, example_inputs: object, outputs: Outputs = None) -> Traced:
     """Follow every axis of a model's state through its forward pass.
 
     Raises:
@@ -177,7 +209,7 @@ def trace(model: nn.Module, example_inputs: object) -> Traced:
         if alias not in made:
             made[alias] = Value(tuple(map(terms.fresh, tensor.shape)), key)
         state[key] = made[alias]
-    return _Interpreter(state, canonical).run(exported(model, example_inputs))
+    return _Interpreter(state, canonical).run(exported(model, example_inputs, outputs))
 
 
 class _Interpreter:
@@ -187,6 +219,7 @@ class _Interpreter:
         self.state = state
         self.canonical = canonical
         self.used: set[str] = set()
+        self.calls: list[tuple[list[Value], list[Value]]] = []  # what depends on values: arguments, and results
         self.products: list[tuple[list[Value], list[Value]]] = []
         self.hints: dict[terms.Atom, tuple[str, str]] = {}
 
@@ -210,10 +243,28 @@ class _Interpreter:
                 inputs.append(_fixed(example.shape, reason))
             else:
                 inputs.append(example)
-        for output in self._graph(program.graph_module, inputs):
-            if is_value(output):
-                terms.freeze(output.axes, "it is an output")
-        return Traced(self.state, frozenset(self.used), self.products, self.hints)
+        returned = self._graph(program.graph_module, inputs)
+        several = len(signature.user_outputs) > 1
+        reason = "it is one of several outputs; outputs= says which count" if several else "it is an output"
+        for spec, output in zip(signature.output_specs, returned, strict=True):
+            if not is_value(output):
+                continue
+            key = self.canonical.get((spec.target or "").removeprefix("model."))
+            if spec.kind in MUTATIONS and key in self.state:
+                for pair in zip(self.state[key].axes, output.axes, strict=True):
+                    terms.unify(*pair)
+            else:
+                terms.freeze(output.axes, reason)
+                self.calls.append(([output], []))
+        return Traced(self.state, frozenset(self.used), self._read(), self.products, self.hints)
+
+    def _read(self) -> frozenset[terms.Atom]:
+        """The atoms that results depend on: of what a call takes and does not pass on."""
+        found: set[terms.Atom] = set()
+        for taken, made in self.calls:
+            passed = terms.leaves(axis for value in made for axis in value.axes)
+            found.update(atom for value in taken for atom in terms.leaves(value.axes) if atom not in passed)
+        return frozenset(found)
 
     def _graph(self, module: fx.GraphModule, inputs: list[object]) -> list[Any]:
         """The values that a graph returns."""
@@ -258,6 +309,9 @@ class _Interpreter:
             made = [Value(axes) for axes in unlike(values, shapes, reason)]
         for value in made:
             terms.restrict(value.axes)
+        if made and name not in FILLS:
+            taken = [Value(tuple(call.read))] if name in PIECES else values
+            self.calls.append((taken, made))
         read = [value for value in values if value.key is not None]
         if read and not view:
             self.products.append((read, made))

@@ -23,7 +23,7 @@ def _linear(call: Call) -> list[Axes]:
     return [axes]
 
 
-@rule("mm bmm matmul mv dot")
+@rule("mm bmm matmul mv dot vdot")
 def _matmul(call: Call) -> list[Axes]:
     return [_product(call, *call.values)]
 
@@ -45,6 +45,16 @@ def _product(call: Call, one: Value, other: Value) -> Axes:
         call.hint(one.axes[-1:], "query_key")
         call.hint(columns, "value")
     return (*batch, *rows, *columns)
+
+
+@rule("_weight_norm _weight_norm_interface")
+def _weight_norm(call: Call) -> list[Axes]:
+    """Directions times magnitudes: of each position along ``dim``, or, where that is -1, of all together."""
+    direction, magnitude = call["v"], call["g"]
+    dim = call.dimension(of=direction)
+    mix(direction, [d for d in range(len(direction.axes)) if d != dim or call["dim"] == -1])
+    axes = broadcast([direction, magnitude], direction.shape)
+    return [axes, magnitude.axes][: len(call.shapes)]
 
 
 @rule("bilinear")

@@ -37,6 +37,7 @@ class Call:
         arguments: all arguments by their names in the operator's schema, tensors as ``Value``.
         shapes: of the results.
         hints: atoms that have a name by what an operator does with them: atom -> (module, name).
+        read: axes of one position that an operator takes out of others and leaves out of its results.
     """
 
     def __init__(
@@ -52,6 +53,7 @@ class Call:
         self.arguments = arguments
         self.shapes = shapes
         self.hints = hints
+        self.read: list[Axis] = []
 
     def __getitem__(self, name: str) -> Any:
         return self.arguments[name]

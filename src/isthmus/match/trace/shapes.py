@@ -102,6 +102,7 @@ def _select(call: Call) -> list[Axes]:
     dimension = call.dimension()
     index = call["index"] % call.source.shape[dimension]
     axes = piece(call.source, dimension, index, index + 1)
+    call.read.append(axes[dimension])
     return [(*axes[:dimension], *axes[dimension + 1 :])]
 
 
@@ -123,7 +124,10 @@ def _split(call: Call) -> list[Axes]:
     for shape in call.shapes:
         stop = start + (1 if call.name.startswith("unbind") else shape[dimension])
         axes = piece(source, dimension, start, stop)
-        results.append((*axes[:dimension], *axes[dimension + 1 :]) if call.name.startswith("unbind") else axes)
+        if call.name.startswith("unbind"):
+            call.read.append(axes[dimension])
+            axes = (*axes[:dimension], *axes[dimension + 1 :])
+        results.append(axes)
         start = stop
     return results
 
@@ -278,6 +282,15 @@ def _pooled(call: Call) -> list[Axes]:
     first = len(source.axes) - spatial
     axes = touch(source, range(first, first + spatial), "places are pooled or resampled", call.shapes[0])
     return [axes] * len(call.shapes)
+
+
+@rule("channel_shuffle native_channel_shuffle")
+def _channel_shuffle(call: Call) -> list[Axes]:
+    """A reshape to groups times channels, transposed."""
+    source, groups = call.source, call["groups"]
+    count = source.shape[1] // groups
+    parted = reshaped(source, (source.shape[0], groups, count, *source.shape[2:]))
+    return [reshaped(Value((parted[0], parted[2], parted[1], *parted[3:])), call.shapes[0])]
 
 
 @rule("pixel_shuffle")

@@ -20,6 +20,7 @@ def written(traced: Traced) -> PermutationSpec:
     for key, value in traced.state.items():
         if (value.key or key) not in traced.used:
             terms.freeze(value.axes, "the forward pass does not use it")
+    _freeze_unread(traced)
     state = {value.key or key: value for key, value in traced.state.items()}
     _simplify(state)
     atoms = dict.fromkeys(atom for value in state.values() for atom in terms.leaves(value.axes))
@@ -38,6 +39,16 @@ def written(traced: Traced) -> PermutationSpec:
     }
     statistics = [key for key in axes if key.rpartition(".")[2] in STATISTICS]
     return PermutationSpec(groups, axes, statistics=statistics, frozen=frozen)
+
+
+def _freeze_unread(traced: Traced) -> None:
+    """Freeze axes of which the forward pass reads a part: how long that is may depend on the size of the inputs."""
+    for value in traced.state.values():
+        for axis in value.axes:
+            unread = [atom for atom in terms.leaves([axis]) if atom.reason is None and atom not in traced.read]
+            if unread:
+                terms.freeze([((atom,),) for atom in unread], "example_inputs do not reach it")
+                terms.freeze([axis], "example_inputs reach only a part of it")
 
 
 def _axis(axis: Axis, names: Mapping[Atom, str]) -> SpecAxis:
@@ -173,6 +184,9 @@ def _names(traced: Traced, free: dict[Atom, Atom | None]) -> dict[Atom, str]:
     taken: set[str] = set()
     for atom in sorted(free, key=list(producers).index):
         module, _, last = producers[atom].rpartition(".")
+        parametrised = producers[atom].partition(".parametrizations.")
+        if parametrised[1]:
+            module, last = parametrised[0], parametrised[2].partition(".")[0]
         base = module if module and last in LAST else producers[atom]
         path, role = hints.get(atom, ("", ""))
         if role == "heads" and free[atom] is not None:
