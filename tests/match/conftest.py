@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import pytest
 import torch
@@ -97,6 +97,28 @@ class Networks:
         layer = nn.Linear(fan_in, fan_out)
         state[f"{name}.weight"], state[f"{name}.bias"] = layer.weight.detach(), layer.bias.detach()
         axes[f"{name}.weight"], axes[f"{name}.bias"] = (after, before), (after,)
+
+
+def on_threads(function: Callable[[], Sequence[Mapping[str, Tensor]]]) -> bool:
+    """Whether a function finds the same permutations with one, two and three threads."""
+    before, found = torch.get_num_threads(), []
+    try:
+        for threads in (1, 2, 3):
+            torch.set_num_threads(threads)
+            found.append(function())
+    finally:
+        torch.set_num_threads(before)
+    return all(
+        torch.equal(order, one[name])
+        for other in found[1:]
+        for first, one in zip(found[0], other, strict=True)
+        for name, order in first.items()
+    )
+
+
+@pytest.fixture
+def same_on_threads() -> Callable[[Callable[[], Sequence[Mapping[str, Tensor]]]], bool]:
+    return on_threads
 
 
 @pytest.fixture

@@ -16,8 +16,9 @@ from isthmus.match import (
 )
 
 
-def mlp():
-    model = nn.Sequential(nn.Linear(6, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(inplace=True), nn.Linear(12, 3))
+def mlp(first=16, second=12):
+    layers = [nn.Linear(6, first), nn.ReLU(), nn.Linear(first, second), nn.ReLU(inplace=True), nn.Linear(second, 3)]
+    model = nn.Sequential(*layers)
     axes = {"0.weight": ("h1", None), "0.bias": ("h1",), "2.weight": ("h2", "h1"), "2.bias": ("h2",)}
     axes |= {"4.weight": (None, "h2"), "4.bias": (None,)}
     return model, PermutationSpec.from_dict(axes, model.state_dict())
@@ -164,6 +165,33 @@ def test_only_some_groups():
     assert torch.equal(matching.permutation["h1"], torch.arange(16))
     assert torch.equal(planted["h2"][matching.permutation["h2"]], torch.arange(12))
     assert matching.report.groups["h1"].by is None
+
+
+@pytest.mark.parametrize("method", ["correlation", "inner_product"])
+def test_one_result_for_any_number_of_threads(same_on_threads, method):
+    torch.manual_seed(0)
+    (a, spec), (b, _) = mlp(700, 700), mlp(700, 700)
+    data = torch.randn(600, 6)
+    assert same_on_threads(lambda: [activation_matching(spec, a, a, b, data, method=method).permutation])
+
+
+def test_batches_of_named_arguments():
+    class Named(nn.Module):
+        def __init__(self, network):
+            super().__init__()
+            self.network = network
+
+        def forward(self, *, x):
+            return self.network(x)
+
+    torch.manual_seed(0)
+    (a, spec), (b, _) = mlp(), mlp()
+    named = PermutationSpec(spec.groups, {f"network.{key}": axes for key, axes in spec.axes.items()})
+    data = torch.randn(200, 6)
+    plain = activation_matching(spec, a, a, b, data)
+    for batches in ([{"x": data}], [({"x": data}, None)]):
+        found = activation_matching(named, Named(a), Named(a), Named(b), batches)
+        assert all(torch.equal(order, found.permutation[name]) for name, order in plain.permutation.items())
 
 
 def test_nothing_is_left_behind():

@@ -178,6 +178,14 @@ def test_the_step_is_where_the_polynomial_is_highest(coefficients, best):
     assert _argmax(nodes, values) == pytest.approx(best, abs=1e-4)
 
 
+@pytest.mark.parametrize("method", METHODS)
+def test_one_result_for_any_number_of_threads(networks, same_on_threads, method):
+    torch.manual_seed(0)
+    made = [networks.mlp((20, 700, 30, 5)) for _ in range(3)]  # wider than a chunk of rows
+    spec, models = made[0][1], [state for state, _ in made]
+    assert same_on_threads(lambda: match_many(spec, models, method=method, max_sweeps=1).permutations)
+
+
 def test_errors(networks):
     state, spec = networks.mlp((3, 6, 2))
     with pytest.raises(InputError, match="got 1 models, expected at least two"):
