@@ -134,7 +134,7 @@ def test_a_file_of_another_model_is_named(planted):
     save_state("b.safetensors", {"w": torch.zeros(3)})
     code, _, err = run("match", "a.safetensors", "b.safetensors", "--model", "own:model", "--shape", "64")
     assert code == 1
-    assert "the permutation spec lacks 'w' of b (b.safetensors)" in err
+    assert "b (b.safetensors) lacks '1.bias' of the spec" in err
 
 
 class TestScan:
