@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -140,30 +140,14 @@ class PermutationSpec:
             InputError: a key is there twice, is missing, or is not in ``state``; an entry does not fit the shape of
                 its tensor; or the size of a group does not follow from the shapes.
         """
-        entries = _unique(axes.items() if isinstance(axes, Mapping) else axes)
+        from .notation import read
+
         within = dict(within or {})
-        _check_keys(entries.keys(), state)
-        parsed: dict[str, list[list[tuple[str | int, ...]] | None]] = {}
-        for key, dimensions in entries.items():
-            shape = tuple(state[key].shape)
-            if isinstance(dimensions, str) or len(dimensions) != len(shape):
-                raise InputError(
-                    f"the entry of {key!r} is {dimensions!r}, expected one item for each of its {len(shape)} "
-                    f"dimensions: it has shape {shape}."
-                )
-            parsed[key] = [None if entry is None else _segments(entry) for entry in dimensions]
-        found = _sizes(parsed, state, sizes or {})
+        made, found = read(axes.items() if isinstance(axes, Mapping) else axes, state, sizes or {})
         groups = {name: Group(name, size, within.get(name)) for name, size in found.items()}
-        made = {
-            key: tuple(
-                _axis(segments, found, length, f"axis {dimension} of {key!r}")
-                for dimension, (segments, length) in enumerate(zip(parsed[key], state[key].shape, strict=True))
-            )
-            for key in entries
-        }
         if unknown := within.keys() - groups.keys():
             raise InputError(f"within= names the group {min(unknown)!r}, which is on no axis.")
-        return cls(groups, made, statistics=[key for key in entries if key.rpartition(".")[2] in STATISTICS])
+        return cls(groups, made, statistics=[key for key in made if key.rpartition(".")[2] in STATISTICS])
 
     @classmethod
     def from_model(
@@ -249,9 +233,9 @@ class PermutationSpec:
         Raises:
             InputError: a key is missing or unexpected, or a shape differs; ``name`` is what the message calls it.
         """
-        _check_keys(self.axes.keys(), state, name)
+        check_keys(self.axes.keys(), state, name)
         for key, axes in self.axes.items():
-            expected, shape = tuple(map(_length, axes)), tuple(state[key].shape)
+            expected, shape = tuple(map(length, axes)), tuple(state[key].shape)
             if shape != expected:
                 raise InputError(f"{key!r} of {name} has shape {shape}, but {expected} in the permutation spec.")
 
@@ -313,20 +297,12 @@ def _shortened(places: list[str], shown: int = 4) -> str:
     return ", ".join(places[:shown]) + (f" and {len(places) - shown} more" if len(places) > shown else "")
 
 
-def _length(axis: Axis) -> int:
+def length(axis: Axis) -> int:
+    """The number of positions of an axis."""
     return sum(math.prod(factor.size for factor in segment) for segment in axis)
 
 
-def _unique(pairs: Iterable[tuple[str, Sequence[Notation]]]) -> dict[str, Sequence[Notation]]:
-    entries: dict[str, Sequence[Notation]] = {}
-    for key, dimensions in pairs:
-        if key in entries:
-            raise InputError(f"the spec has the key {key!r} twice.")
-        entries[key] = dimensions
-    return entries
-
-
-def _check_keys(keys: Iterable[str], state: Mapping[str, Tensor], name: str = "the state dict") -> None:
+def check_keys(keys: Iterable[str], state: Mapping[str, Tensor], name: str = "the state dict") -> None:
     """Check that a spec has exactly the keys of a state dict, where those of 0-dimensional tensors may be missing."""
     expected = set(keys)
     missing = sorted(key for key in state if key not in expected and state[key].dim() > 0)
@@ -335,61 +311,6 @@ def _check_keys(keys: Iterable[str], state: Mapping[str, Tensor], name: str = "t
         key = (missing + unexpected)[0]
         what = f"the permutation spec lacks {key!r} of {name}" if missing else f"{name} lacks {key!r} of the spec"
         raise InputError(f"{what} ({len(missing)} keys missing in the spec, {len(unexpected)} in {name}).")
-
-
-def _segments(entry: Notation) -> list[tuple[str | int, ...]]:
-    """An entry that is not None as a list of products."""
-    parts = entry if isinstance(entry, list) else [entry]
-    return [part if isinstance(part, tuple) else (cast("str | int", part),) for part in parts]
-
-
-def _sizes(
-    parsed: Mapping[str, Sequence[list[tuple[str | int, ...]] | None]],
-    state: Mapping[str, Tensor],
-    given: Mapping[str, int],
-) -> dict[str, int]:
-    """The size of every group, from the axes on which only one is unknown."""
-    sizes: dict[str, int | None] = {}
-    equations = []
-    for key, dimensions in parsed.items():
-        for segments, length in zip(dimensions, state[key].shape, strict=True):
-            names = [part for segment in segments or [] for part in segment if isinstance(part, str)]
-            sizes |= {name: given.get(name) for name in names if name not in sizes}
-            if segments is not None:
-                equations.append((segments, length))
-    progress = True
-    while progress:
-        progress = False
-        for segments, length in equations:
-            unknown = {part for segment in segments for part in segment if isinstance(part, str) and not sizes[part]}
-            if len(unknown) != 1:
-                continue
-            (name,) = unknown
-            known = {**sizes, name: 1}
-            per_unit = sum(_product(segment, known) for segment in segments if name in segment)
-            rest = length - sum(_product(segment, known) for segment in segments if name not in segment)
-            sizes[name] = max(rest // per_unit, 1)
-            progress = True
-    for name, size in sizes.items():
-        if size is None:
-            raise InputError(f"the size of the group {name!r} does not follow from the shapes; give it in sizes=.")
-    return cast("dict[str, int]", sizes)
-
-
-def _product(segment: tuple[str | int, ...], sizes: Mapping[str, int | None]) -> int:
-    return math.prod(cast("int", sizes[part]) if isinstance(part, str) else part for part in segment)
-
-
-def _axis(segments: list[tuple[str | int, ...]] | None, sizes: Mapping[str, int], length: int, where: str) -> Axis:
-    if segments is None:
-        return ((Factor(length, None),),)
-    axis = tuple(
-        tuple(Factor(sizes[part], part) if isinstance(part, str) else Factor(part, None) for part in segment)
-        for segment in segments
-    )
-    if _length(axis) != length:
-        raise InputError(f"{where} has length {length}, but its entry {segments} is of length {_length(axis)}.")
-    return axis
 
 
 def _index(axis: Axis, permutation: Permutation, groups: Mapping[str, Group]) -> Tensor | None:
