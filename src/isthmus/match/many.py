@@ -137,8 +137,8 @@ def match_many(
     Args:
         spec: which axes move together.
         models: at least two modules, state dicts, flat states or paths of safetensors files. They are not modified.
-        method: "frank_wolfe", "mean", or "auto": Frank-Wolfe unless the spec has queries that share keys and values
-            (``heads.families``), which it cannot mix, and then the mean.
+        method: "frank_wolfe", "mean", or "auto": Frank-Wolfe, but the mean where query heads share keys and values,
+            which Frank-Wolfe cannot mix.
         restarts: how many starts, at least 1.
         seed: of the order of groups and models, and of random starts: start k draws from ``seed + k``.
         max_sweeps: Frank-Wolfe, and matching to the mean, end after so many sweeps each at the latest.

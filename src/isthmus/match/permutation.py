@@ -40,7 +40,7 @@ def invert(spec: PermutationSpec, permutation: Permutation | Matching) -> dict[s
     return {name: _in_order(spec, name, order, inverse) for name, order in inverse.items()}
 
 
-def compose(spec: PermutationSpec, first: Permutation, second: Permutation) -> dict[str, Tensor]:
+def compose(spec: PermutationSpec, first: Permutation | Matching, second: Permutation | Matching) -> dict[str, Tensor]:
     """The permutation that is ``first`` and then ``second``; groups that are left out stay.
 
     Raises:

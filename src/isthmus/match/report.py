@@ -15,7 +15,7 @@ class GroupReport:
     Attributes:
         units: how many units it has, in all copies.
         fixed: how many of them stay where they were.
-        by: what it was matched by, "weights" or "activations"; None if it was left as it was.
+        by: what it was matched by, "weights", "activations" or "loss"; None if it was left as it was.
         gap: how much more similarity another order of this group (and of those within it) could reach at most, all
             other groups as they are, by the assignment's duals; None if the method solves no such assignment, or the
             group was left as it was.
@@ -33,7 +33,8 @@ class MatchReport:
 
     Attributes:
         method: what it was found by.
-        objective: ⟨a, b⟩ over the weights that the spec's groups move, b permuted.
+        objective: ⟨a, b⟩ over the weights that the spec's groups move, b permuted; without those that are not finite,
+            which only groups move that were not matched.
         objective_before: the same with b as it was given.
         similarity: the objective divided by ‖a‖ ‖b‖.
         similarity_before: the same with b as it was given.

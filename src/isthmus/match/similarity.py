@@ -57,7 +57,7 @@ def moving_tensors(spec: PermutationSpec, *models: Mapping[str, Tensor]) -> dict
         others = {other for tie in ties for other in known.get(tie, ())}
         if any(
             all(
-                first[key] == first[other] or torch.equal(model[key], model[other])
+                first[key] == first[other] or torch.equal(model[key], model[other].to(model[key].device))
                 for first, model in zip(firsts, models, strict=True)
             )
             for other in sorted(others)
