@@ -62,12 +62,19 @@ def split(data: Tensor | Iterable[object], batch_size: int) -> Iterator[Inputs]:
     """The inputs of data, batch by batch; a tensor of shape (n, ...) in batches of this size.
 
     Raises:
-        InputError: ``data`` is a mapping, a batch is not what ``inputs_of`` expects, or ``batch_size`` is below 1.
+        InputError: ``data`` is a mapping or looks like one batch, a batch is not what ``inputs_of`` expects, or
+            ``batch_size`` is below 1.
     """
     if batch_size < 1:
         raise InputError(f"batch_size is {batch_size}, expected at least 1.")
     if isinstance(data, Mapping):
         raise InputError("data is a mapping, expected a tensor or an iterable of batches; one batch goes in a list.")
+    kinds = {(x.dtype, x.dim()) for x in data if isinstance(x, Tensor)} if isinstance(data, Sequence) else set()
+    if len(kinds) > 1:
+        raise InputError(
+            "data holds tensors of different dtypes or dimensions: are they inputs and targets? One batch goes in a "
+            "list: [(inputs, targets)]."
+        )
     yield from data.split(batch_size) if isinstance(data, Tensor) else map(inputs_of, data)
 
 

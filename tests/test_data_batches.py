@@ -66,3 +66,11 @@ def test_other_batches_are_refused():
         list(split({"x": X}, 2))
     with pytest.raises(InputError, match="without a tensor whose first dimension counts the examples"):
         size_of({"scale": 1.0})
+
+
+def test_one_batch_is_not_taken_for_several():
+    with pytest.raises(InputError, match=r"One batch goes in a list: \[\(inputs, targets\)\]"):
+        list(split((torch.zeros(4, 2), torch.zeros(4, dtype=torch.int64)), 2))
+    with pytest.raises(InputError, match="inputs and targets"):
+        list(split([torch.zeros(4, 2), torch.zeros(4)], 2))
+    assert [len(batch) for batch in split([torch.zeros(4, 2), torch.zeros(3, 2)], 2)] == [4, 3]
