@@ -1,7 +1,8 @@
 """Specs by tracing, for whole models: what moves together, how many groups there are, and that all leave the function.
 
 ``PermutationSpec.from_model`` permutes every group at random and warns of those that change the outputs; warnings are
-errors in these tests. Architectures are small here where their code allows; the published sizes are marked slow.
+errors in these tests. Each spec is then verified on inputs of another size than it was traced on. Architectures are
+small here where their code allows; the published sizes are marked slow.
 """
 
 from __future__ import annotations
@@ -18,7 +19,9 @@ from isthmus.match import PermutationSpec, apply_permutation, random_permutation
 from isthmus.match.spec import Axis
 
 IMAGES = torch.rand(2, 3, 32, 32, generator=torch.Generator().manual_seed(0))
+LARGER = torch.rand(3, 3, 48, 40, generator=torch.Generator().manual_seed(1))
 TOKENS = torch.randint(0, 50, (2, 6), generator=torch.Generator().manual_seed(0))
+LONGER = torch.randint(0, 50, (3, 16), generator=torch.Generator().manual_seed(1))
 VGG16 = [64, 64, "M", 128, 128, "M", 256, 256, 256, "M", 512, 512, 512, "M", 512, 512, 512, "M"]
 
 
@@ -55,6 +58,26 @@ def llama(**options: object) -> nn.Module:
     )
 
 
+def traced(model: nn.Module, inputs: object, others: object) -> PermutationSpec:
+    """The spec of a model, which holds on other inputs, too."""
+    spec = PermutationSpec.from_model(model, inputs)
+    spec.verify(model, others)
+    return spec
+
+
+def bottlenecks(width: int = 64, groups: int = 1) -> nn.Module:
+    """A stem, and two stages of ResNet bottlenecks on narrow streams."""
+
+    def block(fan_in: int, planes: int, stride: int = 1) -> nn.Module:
+        other = stride > 1 or fan_in != 4 * planes
+        beside = nn.Sequential(nn.Conv2d(fan_in, 4 * planes, 1, stride), nn.BatchNorm2d(4 * planes)) if other else None
+        return models.resnet.Bottleneck(fan_in, planes, stride, beside, groups=groups, base_width=width)
+
+    stem = nn.Sequential(nn.Conv2d(3, 8, 3), nn.BatchNorm2d(8), nn.ReLU())
+    stages = nn.Sequential(block(8, 4), block(16, 4)), nn.Sequential(block(16, 8, 2))
+    return nn.Sequential(stem, *stages, nn.AdaptiveAvgPool2d(1), nn.Flatten(), nn.Linear(32, 5))
+
+
 def test_mlp():
     model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 12), nn.ReLU(), nn.Linear(12, 3))
     spec = PermutationSpec.from_model(model, torch.zeros(2, 8))
@@ -72,7 +95,7 @@ def test_mlp():
 
 @pytest.mark.parametrize("batch_norm", [False, True])
 def test_vgg16(batch_norm):
-    spec = PermutationSpec.from_model(vgg16(batch_norm), IMAGES)
+    spec = traced(vgg16(batch_norm), IMAGES, LARGER)
     assert len(spec.groups) == 13 + 2
     last = list(spec.groups)[12]
     assert written(spec.axes["classifier.0.weight"][1]) == f"{last}*49"
@@ -80,7 +103,7 @@ def test_vgg16(batch_norm):
 
 
 def test_resnet18():
-    spec = PermutationSpec.from_model(models.resnet18(num_classes=5), IMAGES)
+    spec = traced(models.resnet18(num_classes=5), IMAGES, LARGER)
     streams = {"conv1": 64, "layer2.0.conv2": 128, "layer3.0.conv2": 256, "layer4.0.conv2": 512}
     inner = {f"layer{stage}.{block}.conv1": 32 * 2**stage for stage in range(1, 5) for block in range(2)}
     assert sizes(spec) == streams | inner
@@ -93,26 +116,21 @@ def test_resnet18():
 
 
 def test_bottlenecks_and_wide_ones():
-    bottleneck = models.resnet.Bottleneck
-    plain = PermutationSpec.from_model(models.ResNet(bottleneck, [2, 1, 1, 1], num_classes=5), IMAGES)
-    wide = PermutationSpec.from_model(
-        models.ResNet(bottleneck, [2, 1, 1, 1], num_classes=5, width_per_group=128), IMAGES
-    )
-    assert len(plain.groups) == len(wide.groups) == 1 + 4 + 2 * 5  # the stem, a stream in each stage, two in each block
-    assert plain.groups["layer1.0.conv3"].size == wide.groups["layer1.0.conv3"].size == 256
-    assert wide.groups["layer1.0.conv2"].size == 2 * plain.groups["layer1.0.conv2"].size == 128
+    plain, wide = (traced(bottlenecks(width), IMAGES, LARGER) for width in (64, 128))
+    assert len(plain.groups) == len(wide.groups) == 1 + 2 + 2 * 3  # the stem, a stream in each stage, two in each block
+    assert plain.groups["1.0.conv3"].size == wide.groups["1.0.conv3"].size == 16
+    assert wide.groups["1.0.conv2"].size == 2 * plain.groups["1.0.conv2"].size == 8
 
 
 def test_resnext_blocks():
-    model = models.ResNet(models.resnet.Bottleneck, [1, 1, 1, 1], groups=4, width_per_group=8, num_classes=5)
-    spec = PermutationSpec.from_model(model, IMAGES)
-    assert written(spec.axes["layer1.0.conv2.weight"][0]) == "layer1.0.conv1.blocks*layer1.0.conv2.units"
-    assert written(spec.axes["layer1.0.conv2.weight"][1]) == "layer1.0.conv1"
-    assert spec.groups["layer1.0.conv2.units"].within == "layer1.0.conv1.blocks"
+    spec = traced(bottlenecks(groups=4), IMAGES, LARGER)
+    assert written(spec.axes["1.0.conv2.weight"][0]) == "1.0.conv1.blocks*1.0.conv2.units"
+    assert written(spec.axes["1.0.conv2.weight"][1]) == "1.0.conv1"
+    assert spec.groups["1.0.conv2.units"].within == "1.0.conv1.blocks"
 
 
 def test_densenet():
-    spec = PermutationSpec.from_model(models.DenseNet(8, (2, 2), 16, num_classes=5), IMAGES)
+    spec = traced(models.DenseNet(8, (2, 2), 16, num_classes=5), IMAGES, LARGER)
     assert len(spec.groups) == 1 + 2 * 4 + 1  # the stem, two in each layer, the transition
     assert written(spec.axes["features.transition1.conv.weight"][1]) == (
         "features.conv0 + features.denseblock1.denselayer1.conv2 + features.denseblock1.denselayer2.conv2"
@@ -122,7 +140,7 @@ def test_densenet():
 
 def test_mobilenet_v2():
     model = models.MobileNetV2(5, inverted_residual_setting=[[1, 16, 1, 1], [6, 24, 2, 2]], dropout=0.0)
-    spec = PermutationSpec.from_model(model, IMAGES)
+    spec = traced(model, IMAGES, LARGER)
     assert sizes(spec) == {
         "features.0.0": 32, "features.1.conv.1": 16, "features.2.conv.0.0": 96, "features.2.conv.2": 24,
         "features.3.conv.0.0": 144, "features.4.0": 1280,
@@ -133,7 +151,7 @@ def test_mobilenet_v2():
 
 def test_efficientnet():
     setting = [MBConvConfig(1, 3, 1, 32, 16, 1), MBConvConfig(6, 3, 2, 16, 24, 2)]
-    spec = PermutationSpec.from_model(models.EfficientNet(setting, 0.0, num_classes=5), IMAGES)
+    spec = traced(models.EfficientNet(setting, 0.0, num_classes=5), IMAGES, LARGER)
     assert len(spec.groups) == 9  # stem and depthwise are one; streams 2, expansions 2, squeezes 3, head 1
     excited = spec.axes["features.2.1.block.2.fc2.weight"]  # squeeze and excitation scale the expanded channels
     assert excited[0] == spec.axes["features.2.1.block.0.0.weight"][0]
@@ -141,7 +159,7 @@ def test_efficientnet():
 
 def test_convnext():
     model = models.ConvNeXt([CNBlockConfig(16, 32, 2), CNBlockConfig(32, None, 1)], num_classes=5)
-    spec = PermutationSpec.from_model(model, IMAGES)
+    spec = traced(model, IMAGES, LARGER)
     assert sorted(group.size for group in spec.groups.values()) == [16, 32, 64, 64, 128]
     assert written(spec.axes["features.1.0.layer_scale"][0]) == "features.0.0"
 
@@ -163,8 +181,8 @@ def test_vit():
 
 
 def test_swin():
-    model = models.SwinTransformer([4, 4], 32, [2, 2], [2, 4], [4, 4], num_classes=5)
-    spec = PermutationSpec.from_model(model, IMAGES)
+    model = models.SwinTransformer([4, 4], 16, [2, 2], [2, 4], [4, 4], num_classes=5)
+    spec = traced(model, IMAGES, LARGER)  # which are padded to whole windows
     assert len(spec.groups) == 2 + 4 * 4  # a stream in each stage; heads, two kinds of columns and an MLP in each block
     merged = spec.axes["features.2.norm.weight"][0]
     assert written(merged) == " + ".join(["features.0.0"] * 4)  # four neighbours side by side
@@ -178,7 +196,7 @@ def test_transformer_encoder(norm_first):
     layer = nn.TransformerEncoderLayer(32, 4, 64, batch_first=True, norm_first=norm_first)
     encoder = nn.TransformerEncoder(layer, 2, enable_nested_tensor=False)
     model = nn.Sequential(nn.Linear(7, 32), encoder, nn.Linear(32, 3))
-    spec = PermutationSpec.from_model(model, torch.rand(2, 5, 7))
+    spec = traced(model, torch.rand(2, 5, 7), torch.rand(3, 9, 7))
     expected: dict[str, object] = {"0": 32}
     for at in ("1.layers.0", "1.layers.1"):
         expected |= {f"{at}.self_attn.heads": 4, f"{at}.linear1": 64}
@@ -188,13 +206,14 @@ def test_transformer_encoder(norm_first):
 
 def test_transformer_with_cross_attention():
     model = nn.Transformer(16, 2, 1, 1, 24, batch_first=True)
-    spec = PermutationSpec.from_model(model, (torch.rand(2, 5, 16), torch.rand(2, 4, 16)))
+    inputs, others = ((torch.rand(2, n, 16), torch.rand(2, n - 1, 16)) for n in (5, 9))
+    spec = traced(model, inputs, others)
     assert len(spec.groups) == 3 * 3 + 2  # three attentions, two MLPs; the stream is input and output
     assert written(spec.axes["decoder.layers.0.multihead_attn.out_proj.weight"][0]) == "16"
 
 
 def test_gpt2():
-    spec = PermutationSpec.from_model(gpt2(), {"input_ids": TOKENS})
+    spec = traced(gpt2(), {"input_ids": TOKENS}, {"input_ids": LONGER})
     expected: dict[str, object] = {"transformer.wte": 32}
     for at in ("transformer.h.0", "transformer.h.1"):
         expected |= {f"{at}.attn.heads": 4, f"{at}.mlp.c_fc": 128}
@@ -210,7 +229,7 @@ def test_gpt2():
 def test_llama(attention):
     """Rotary embeddings keep query and key columns; query heads move with those whose keys and values they share."""
     model = llama(attn_implementation=attention)
-    spec = PermutationSpec.from_model(model, {"input_ids": TOKENS})
+    spec = traced(model, {"input_ids": TOKENS}, {"input_ids": LONGER})
     expected: dict[str, object] = {"model.embed_tokens": 32}
     for at in ("model.layers.0", "model.layers.1"):
         heads = f"{at}.self_attn.heads"

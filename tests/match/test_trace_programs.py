@@ -110,7 +110,7 @@ class Program(nn.Module):
 class Programs(nn.Module):
     """Several programs, traced at once."""
 
-    def __init__(self, seed: int, count: int = 12) -> None:
+    def __init__(self, seed: int, count: int = 8) -> None:
         super().__init__()
         draw = random.Random(seed)
         self.programs = nn.ModuleList(Program(draw) for _ in range(count))

@@ -496,6 +496,7 @@ def test_channel_shuffle():
         (lambda m, h: h.roll(1, 1), 8, "aten.roll tells its positions apart"),
         (lambda m, h: functional.pad(h, (0, 2)), 10, "aten.pad tells its positions apart"),
         (lambda m, h: h.cumsum(1), 8, "aten.cumsum tells its positions by number"),
+        (lambda m, h: h * h.argmin(), 8, "aten.argmin tells its positions by number"),
         (lambda m, h: h.topk(2, 1).values, 2, "aten.topk tells its positions by number"),
         (lambda m, h: h * torch.arange(8.0), 8, "it meets a constant"),
         (lambda m, h: torch.fft.fft(h).abs(), 8, "no rule for aten.fft_fft"),

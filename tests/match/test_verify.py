@@ -10,7 +10,7 @@ import torch
 from torch import nn
 
 from isthmus.errors import InputError, IsthmusWarning
-from isthmus.match import PermutationSpec
+from isthmus.match import PermutationSpec, verify
 from isthmus.match.spec import Factor
 
 ROW = torch.zeros(2, 6)
@@ -82,6 +82,20 @@ def test_a_traced_group_that_changes_the_function_is_left_out():
     assert set(spec.groups) == {"b"}
     assert spec.frozen["a.bias", 0] == "permuting it changed the outputs when it was verified"
     spec.verify(model, ROW)
+
+
+def test_groups_that_are_wrong_together_alone_are_found(monkeypatch):
+    """Once those that are wrong by themselves are left out."""
+    axes = {key: (None, key) for key in "abcd"}
+    spec = PermutationSpec.from_dict(axes, {key: torch.zeros(2, 3) for key in axes})
+    model = nn.Identity()
+    for key in axes:
+        model.register_parameter(key, nn.Parameter(torch.ones(2, 3)))
+    wrong = [{"a"}, {"b", "c"}]
+    monkeypatch.setattr(verify._Probe, "changed_by", lambda self, names: any(one <= set(names) for one in wrong))
+    assert verify.changing_groups(spec, model, ROW) == ["a", "b", "c", "d"]
+    wrong.pop()
+    assert verify.changing_groups(spec, model, ROW) == ["a"]
 
 
 def test_groups_within_one_that_is_left_out_stay_too():

@@ -17,7 +17,7 @@ from isthmus.errors import InputError
 from isthmus.flat import first_aliases
 from isthmus.merging.sources import read_model
 
-from .permutation import identity_permutation
+from .permutation import beside, identity_permutation
 from .spec import PermutationSpec
 from .trace import Outputs, arguments_of, as_evaluated, tensors_of
 
@@ -122,10 +122,7 @@ class _Probe:
         moved = [key for key in indices if aliases[key] == key and any(index is not None for index in indices[key])]
         with torch.no_grad():
             sources = [self.own[key] for key in moved]
-            places = [
-                [None if index is None else index.to(tensor.device) for index in indices[key]]
-                for key, tensor in zip(moved, sources, strict=True)
-            ]
+            places = beside(sources, [indices[key] for key in moved])
             ops.permute(sources, places, out=[self.tensors[key] for key in moved])
             try:
                 found = self._run()

@@ -69,7 +69,7 @@ def _ordered(call: Call) -> list[Axes]:
         return [broadcast(call.values, call.shapes[0])]  # the larger of two tensors
     if call.get("dim") is None and call.shapes[0] == ():
         if call.name.startswith("arg"):
-            stay(source.axes, "aten.argmax tells its positions by number")
+            stay(source.axes, f"aten.{call.name} tells its positions by number")
         return [()] * len(call.shapes)
     dimension = call.dimension()
     reason = f"aten.{call.name} tells its positions by number"
