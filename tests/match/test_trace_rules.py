@@ -407,6 +407,19 @@ class TestOtherSizes:
         for other in (2, 3, 4, 5):
             spec.verify(model, torch.rand(2, other, 6))
 
+    @pytest.mark.parametrize(
+        "positions", [lambda m, n: m.t[:n] + m.t.sum(0), lambda m, n: (m.t - m.t.mean(0))[:n]], ids=["raw", "centred"]
+    )
+    def test_tables_that_are_also_summed(self, positions):
+        model = Net(
+            lambda m, x: m.c((m.a(x) + positions(m, x.shape[1])).tanh()),
+            a=Linear(6, 4),
+            c=Linear(4, 3),
+            t=nn.Parameter(torch.randn(9, 4)),
+        )
+        spec = check(model, torch.rand(2, 3, 6), {"a": 4}, t="9, a")
+        spec.verify(model, torch.rand(2, 7, 6))
+
     def test_every_block_that_is_taken_moves(self):
         """Slices that together are all of an axis leave it free."""
         model = Net(

@@ -220,6 +220,7 @@ class _Interpreter:
         self.canonical = canonical
         self.used: set[str] = set()
         self.calls: list[tuple[list[Value], list[Value]]] = []  # what depends on values: arguments, and results
+        self.pieces: list[tuple[terms.Axis, terms.Axis]] = []
         self.products: list[tuple[list[Value], list[Value]]] = []
         self.hints: dict[terms.Atom, tuple[str, str]] = {}
 
@@ -259,11 +260,18 @@ class _Interpreter:
         return Traced(self.state, frozenset(self.used), self._read(), self.products, self.hints)
 
     def _read(self) -> frozenset[terms.Atom]:
-        """The atoms that results depend on: of what a call takes and does not pass on."""
+        """The atoms that results depend on: of what a call takes and does not pass on.
+
+        Where a piece stays, as positions of a sequence do, what no piece takes may be in one on longer inputs.
+        """
         found: set[terms.Atom] = set()
         for taken, made in self.calls:
             passed = terms.leaves(axis for value in made for axis in value.axes)
             found.update(atom for value in taken for atom in terms.leaves(value.axes) if atom not in passed)
+        taken_up = terms.leaves(part for _, part in self.pieces)
+        for axis, part in self.pieces:
+            if any(atom.reason is not None for atom in terms.leaves([part])):
+                found.difference_update(terms.leaves([axis]).keys() - taken_up.keys())
         return frozenset(found)
 
     def _graph(self, module: fx.GraphModule, inputs: list[object]) -> list[Any]:
@@ -312,6 +320,7 @@ class _Interpreter:
         if made and name not in FILLS:
             taken = [Value(tuple(call.read))] if name in PIECES else values
             self.calls.append((taken, made))
+            self.pieces += call.pieces
         read = [value for value in values if value.key is not None]
         if read and not view:
             self.products.append((read, made))

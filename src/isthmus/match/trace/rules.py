@@ -37,7 +37,8 @@ class Call:
         arguments: all arguments by their names in the operator's schema, tensors as ``Value``.
         shapes: of the results.
         hints: atoms that have a name by what an operator does with them: atom -> (module, name).
-        read: axes of one position that an operator takes out of others and leaves out of its results.
+        pieces: axes that an operator cuts, and what it takes of them.
+        read: what it takes of them and leaves out of its results: single positions.
     """
 
     def __init__(
@@ -53,6 +54,7 @@ class Call:
         self.arguments = arguments
         self.shapes = shapes
         self.hints = hints
+        self.pieces: list[tuple[Axis, Axis]] = []
         self.read: list[Axis] = []
 
     def __getitem__(self, name: str) -> Any:

@@ -102,6 +102,7 @@ def _select(call: Call) -> list[Axes]:
     dimension = call.dimension()
     index = call["index"] % call.source.shape[dimension]
     axes = piece(call.source, dimension, index, index + 1)
+    call.pieces.append((call.source.axes[dimension], axes[dimension]))
     call.read.append(axes[dimension])
     return [(*axes[:dimension], *axes[dimension + 1 :])]
 
@@ -114,7 +115,9 @@ def _slice(call: Call) -> list[Axes]:
     if call.get("step") not in (None, 1):
         return [touch(source, [dimension], "a slice with a step takes some of its positions", call.shapes[0])]
     start = min(max(start + size if start < 0 else start, 0), size)
-    return [piece(source, dimension, start, start + taken)]
+    axes = piece(source, dimension, start, start + taken)
+    call.pieces.append((source.axes[dimension], axes[dimension]))
+    return [axes]
 
 
 @rule("split split_with_sizes chunk unbind tensor_split split_copy split_with_sizes_copy unbind_copy")
@@ -124,6 +127,7 @@ def _split(call: Call) -> list[Axes]:
     for shape in call.shapes:
         stop = start + (1 if call.name.startswith("unbind") else shape[dimension])
         axes = piece(source, dimension, start, stop)
+        call.pieces.append((source.axes[dimension], axes[dimension]))
         if call.name.startswith("unbind"):
             call.read.append(axes[dimension])
             axes = (*axes[:dimension], *axes[dimension + 1 :])
