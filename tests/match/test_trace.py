@@ -220,6 +220,7 @@ def test_gpt2():
         expected |= {f"{at}.attn.{name}": (8, f"{at}.attn.heads") for name in ("query_key", "value")}
     assert sizes(spec) == expected
     assert spec.axes["lm_head.weight"] == spec.axes["transformer.wte.weight"]
+    assert spec.ties == (frozenset({"lm_head.weight", "transformer.wte.weight"}),)
     assert spec.frozen["lm_head.weight", 0] == "its rows are looked up by index"
     fused = written(spec.axes["transformer.h.0.attn.c_attn.weight"][1]).replace("transformer.h.0.attn.", "")
     assert fused == "heads*query_key + heads*query_key + heads*value"

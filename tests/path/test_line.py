@@ -164,6 +164,9 @@ def test_tied_tensors_may_be_stored_once_per_key():
     evaluate = Evaluator((torch.eye(4), torch.arange(4)))
     expected = scan_line(Tied(0), a, b, evaluate, 3).values["data"]["loss"]
     assert np.array_equal(scan_line(Tied(0), a, untied, evaluate, 3).values["data"]["loss"], expected)
+    for lacking in ("encode.weight", "decode.weight"):
+        stored = {key: value for key, value in untied.items() if key != lacking}
+        assert np.array_equal(scan_line(Tied(0), a, stored, evaluate, 3).values["data"]["loss"], expected)
     untied["decode.weight"] += 1
     with pytest.raises(InputError, match=r"'(en|de)code.weight' is tied .* but b has different values"):
         scan_line(Tied(0), a, untied, evaluate, 3)

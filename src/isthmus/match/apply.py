@@ -59,12 +59,13 @@ def apply_permutation(
     permutation = check_permutation(spec, permutation)
     indices = spec.indices(permutation)
     read = read_for(spec, model, "the model")
-    aliases = first_aliases(read.tensors)
+    own = {key: read.tensors[key] for key in read.order if key in read.tensors}
+    aliases = first_aliases(own)
     for key, first in aliases.items():
         if spec.axes.get(key) != spec.axes.get(first):
             raise InputError(f"{key!r} and {first!r} are one tensor, but the spec has different axes for them.")
-    firsts = [key for key in read.tensors if aliases[key] == key]
-    sources = [read.tensors[key] for key in firsts]
+    firsts = [key for key in own if aliases[key] == key]
+    sources = [own[key] for key in firsts]
     places = beside(sources, [indices.get(key) for key in firsts])
     if isinstance(model, FlatState):
         result = FlatState.zeros(model.layout, device=model.device)

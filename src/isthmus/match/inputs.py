@@ -138,15 +138,10 @@ def read_for(spec: PermutationSpec, source: Source, name: str) -> Model:
     """The tensors of a model, which are those of the spec; of a state dict other entries, too.
 
     Raises:
-        InputError: a tensor is missing, unexpected, or has another shape.
+        InputError: a tensor is missing, and none that it is tied to is there; one is unexpected; or has another shape.
     """
     model = read_model(source, name, others=isinstance(source, Mapping))
-    if missing := sorted(spec.axes.keys() - model.tensors.keys()):
-        raise InputError(
-            f"{model.name} lacks {missing[0]!r} of the spec ({len(missing)} keys missing). Files leave out tensors "
-            "that are tied to others: load such a file into the model and pass that, or add the key with the tensor "
-            "that it is tied to."
-        )
+    model = model._replace(tensors=spec.completed(model.tensors))
     spec.check(model.tensors, name=model.name)
     return model
 

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.errors import InputError, warn
+from isthmus.flat import first_aliases
 
 Permutation = Mapping[str, Tensor]
 Notation = str | int | None | tuple[str | int, ...] | list[str | int | tuple[str | int, ...]]
@@ -63,6 +64,7 @@ class PermutationSpec:
         axes: key -> for each dimension of the tensor its axis. Tensors without dimensions may be left out.
         statistics: keys that move with their channels, but whose values do not enter similarities.
         frozen: (key, dimension) -> why the axis, or a part of it, stays as it is.
+        ties: sets of keys that are one tensor in the model. A state dict may lack all but one of them, as files do.
     """
 
     def __init__(
@@ -72,11 +74,13 @@ class PermutationSpec:
         *,
         statistics: Iterable[str] = (),
         frozen: Mapping[tuple[str, int], str] | None = None,
+        ties: Iterable[Iterable[str]] = (),
     ) -> None:
         self.groups = dict(groups)
         self.axes = dict(axes)
         self.statistics = frozenset(statistics)
         self.frozen = dict(frozen or {})
+        self.ties = tuple(map(frozenset, ties))
         for group in self.groups.values():
             self._check_group(group)
         for key, tensor_axes in self.axes.items():
@@ -131,7 +135,7 @@ class PermutationSpec:
 
         Args:
             axes: key -> one entry for each dimension; pairs, too. Every tensor with dimensions must be there.
-            state: a state dict of the model, for the shapes.
+            state: a state dict of the model, for the shapes and for what is tied.
             within: group -> the group that it is within; see ``Group``.
             sizes: group -> number of units, where it does not follow from the shapes: in ``("heads", "columns")``
                 only the product does.
@@ -147,7 +151,8 @@ class PermutationSpec:
         groups = {name: Group(name, size, within.get(name)) for name, size in found.items()}
         if unknown := within.keys() - groups.keys():
             raise InputError(f"within= names the group {min(unknown)!r}, which is on no axis.")
-        return cls(groups, made, statistics=[key for key in made if key.rpartition(".")[2] in STATISTICS])
+        statistics = [key for key in made if key.rpartition(".")[2] in STATISTICS]
+        return cls(groups, made, statistics=statistics, ties=tied(first_aliases(state)))
 
     @classmethod
     def from_model(
@@ -209,7 +214,7 @@ class PermutationSpec:
                 for axis in tensor_axes
             )
         groups = {name: group for name, group in self.groups.items() if name not in gone}
-        return PermutationSpec(groups, axes, statistics=self.statistics, frozen=frozen)
+        return PermutationSpec(groups, axes, statistics=self.statistics, frozen=frozen, ties=self.ties)
 
     def verify(
         self, model: nn.Module, example_inputs: object, *, outputs: Callable[[Any], object] | None = None
@@ -226,6 +231,15 @@ class PermutationSpec:
                 f"permuting {', '.join(map(repr, changing))} changes the outputs of {type(model).__name__}; some of "
                 "their axes are missing in the spec or do not belong to them."
             )
+
+    def completed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """``state``, whose keys are canonical, with the keys that it lacks of tensors that it has under another."""
+        complete = dict(state)
+        for keys in self.ties:
+            present = min((key for key in keys if key in state), default=None)
+            if present is not None:
+                complete |= {key: state[present] for key in sorted(keys) if key not in state}
+        return complete
 
     def check(self, state: Mapping[str, Tensor], *, name: str = "the state dict") -> None:
         """Check that ``state``, whose keys are canonical, has the tensors that the spec is about.
@@ -302,14 +316,22 @@ def length(axis: Axis) -> int:
     return sum(math.prod(factor.size for factor in segment) for segment in axis)
 
 
+def tied(first_alias: Mapping[str, str]) -> list[frozenset[str]]:
+    """The sets of keys that have one first alias."""
+    sets: dict[str, set[str]] = {}
+    for key, first in first_alias.items():
+        sets.setdefault(first, set()).add(key)
+    return [frozenset(keys) for keys in sets.values() if len(keys) > 1]
+
+
 def check_keys(keys: Iterable[str], state: Mapping[str, Tensor], name: str = "the state dict") -> None:
     """Check that a spec has exactly the keys of a state dict, where those of 0-dimensional tensors may be missing."""
     expected = set(keys)
     missing = sorted(key for key in state if key not in expected and state[key].dim() > 0)
     unexpected = sorted(expected - state.keys())
     if missing or unexpected:
-        key = (missing + unexpected)[0]
-        what = f"the permutation spec lacks {key!r} of {name}" if missing else f"{name} lacks {key!r} of the spec"
+        key = (unexpected + missing)[0]
+        what = f"{name} lacks {key!r} of the spec" if unexpected else f"the permutation spec lacks {key!r} of {name}"
         raise InputError(f"{what} ({len(missing)} keys missing in the spec, {len(unexpected)} in {name}).")
 
 

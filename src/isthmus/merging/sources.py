@@ -87,7 +87,8 @@ def load_source(source: Source, layout: Layout, name: str, device: torch.device)
 
     Args:
         source: a module, a state dict, a ``FlatState``, or the path of a safetensors file.
-        layout: where each tensor lies. Tensors that are tied in it may be stored once per key in the source.
+        layout: where each tensor lies. Tensors that are tied in it may be stored once per key in the source, or under
+            one of their keys alone.
         name: what error messages call the source.
         device: where the state goes.
 
@@ -97,10 +98,18 @@ def load_source(source: Source, layout: Layout, name: str, device: torch.device)
     """
     tensors, name = read_state(source, name)
     flat = FlatState.from_state_dict(tensors, name=name, device=device)
+    if lacking := _lacking(flat, layout):
+        flat = FlatState.from_state_dict({**flat.to_state_dict(), **lacking}, name=name)
     if _untied(flat.layout) == _untied(layout):
         flat = _tied(flat, layout, name)
     layout.check(flat.layout, name=name, expected="the model")
     return flat
+
+
+def _lacking(flat: FlatState, layout: Layout) -> dict[str, Tensor]:
+    """The tensors of keys that ``flat`` lacks and that are tied to one that it has."""
+    present = {entry: key for key, entry in layout.entries.items() if key in flat and entry.numel}
+    return {key: flat[present[entry]] for key, entry in layout.entries.items() if key not in flat and entry in present}
 
 
 def _untied(layout: Layout) -> dict[str, tuple[torch.dtype, torch.Size]]:

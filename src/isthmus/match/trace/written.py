@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isthmus.match.spec import STATISTICS, Factor, Group, PermutationSpec, Segment
+from isthmus.match.spec import STATISTICS, Factor, Group, PermutationSpec, Segment, tied
 from isthmus.match.spec import Axis as SpecAxis
 
 from . import terms
@@ -38,7 +38,8 @@ def written(traced: Traced) -> PermutationSpec:
         if any(group is None and size > 1 for segment in axis for size, group in segment)
     }
     statistics = [key for key in axes if key.rpartition(".")[2] in STATISTICS]
-    return PermutationSpec(groups, axes, statistics=statistics, frozen=frozen)
+    ties = tied({key: value.key or key for key, value in traced.state.items()})
+    return PermutationSpec(groups, axes, statistics=statistics, frozen=frozen, ties=ties)
 
 
 def _freeze_unread(traced: Traced) -> None:
