@@ -171,6 +171,15 @@ def test_bind_to_another_architecture_is_an_error():
         FlatState.from_module(net(0)).bind(nn.Linear(2, 2))
 
 
+def test_a_binding_that_is_never_undone_leaves_nothing_behind():
+    module = nn.Linear(3, 2)
+    FlatState.from_module(module).bind(module)
+    assert _versions._bound
+    del module
+    gc.collect()
+    assert not _versions._bound
+
+
 def test_writing_a_bound_buffer_is_seen_by_autograd(backend):
     module = nn.Linear(3, 2)
     flat = FlatState.from_module(module)

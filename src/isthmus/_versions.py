@@ -7,6 +7,7 @@ here, so that a backward pass through overwritten values is an error and not a w
 
 from __future__ import annotations
 
+import functools
 import weakref
 from collections.abc import Iterable, Sequence
 
@@ -18,19 +19,24 @@ _bound: dict[int, dict[int, weakref.ref[torch.Tensor]]] = {}
 
 
 def bind(tensors: Iterable[torch.Tensor]) -> None:
-    """Remember that each of ``tensors`` views its storage with a version counter of its own."""
+    """Remember, as long as they live, that ``tensors`` view their storage with a version counter of their own."""
     for tensor in tensors:
-        _bound.setdefault(tensor.untyped_storage().data_ptr(), {})[id(tensor)] = weakref.ref(tensor)
+        address = tensor.untyped_storage().data_ptr()
+        dead = functools.partial(_forget, address, id(tensor))
+        _bound.setdefault(address, {})[id(tensor)] = weakref.ref(tensor, dead)
 
 
 def unbind(tensors: Iterable[torch.Tensor]) -> None:
     """Forget what ``bind`` remembered; call it while ``tensors`` still view the bound storage."""
     for tensor in tensors:
-        address = tensor.untyped_storage().data_ptr()
-        views = _bound.get(address, {})
-        views.pop(id(tensor), None)
-        if not views:
-            _bound.pop(address, None)
+        _forget(tensor.untyped_storage().data_ptr(), id(tensor))
+
+
+def _forget(address: int, tensor: int, _: object = None) -> None:
+    views = _bound.get(address, {})
+    views.pop(tensor, None)
+    if not views:
+        _bound.pop(address, None)
 
 
 def wrote(tensors: Sequence[torch.Tensor]) -> None:
@@ -41,6 +47,6 @@ def wrote(tensors: Sequence[torch.Tensor]) -> None:
     written = list(tensors)
     if _bound:
         for address in {tensor.untyped_storage().data_ptr() for tensor in tensors}:
-            views = (view() for view in _bound.get(address, {}).values())
+            views = [view() for view in list(_bound.get(address, {}).values())]  # a view may die meanwhile
             written += (view for view in views if view is not None)
     increment_version([tensor for tensor in written if not tensor.is_inference()])
