@@ -63,7 +63,13 @@ class Layout:
             step = max(1, ALIGNMENT // tensor.element_size())
             self.sizes[tensor.dtype] = offset + -(-tensor.numel() // step) * step
         self.entries = {key: placed[first_alias[key]] for key in tensors}
+        self._first_aliases = first_alias
         self._identity = object()  # shared by layouts that were once found equal: merges compare them at every call
+
+    @property
+    def ties(self) -> list[frozenset[str]]:
+        """The sets of keys that share one tensor."""
+        return tied_keys(self._first_aliases)
 
     def __eq__(self, other: object) -> bool:
         if not isinstance(other, Layout):
@@ -286,6 +292,24 @@ def first_aliases(tensors: Mapping[str, Tensor]) -> dict[str, str]:
             identity = next(serial)  # empty tensors have no memory to share
         first[key] = seen.setdefault(identity, key)
     return first
+
+
+def tied_keys(first: Mapping[str, str]) -> list[frozenset[str]]:
+    """The sets of keys that have one first alias; see ``first_aliases``."""
+    sets: dict[str, set[str]] = {}
+    for key, alias in first.items():
+        sets.setdefault(alias, set()).add(key)
+    return [frozenset(keys) for keys in sets.values() if len(keys) > 1]
+
+
+def with_tied(tensors: Mapping[str, Tensor], ties: Iterable[frozenset[str]]) -> dict[str, Tensor]:
+    """``tensors`` with the keys that they lack of what they have under another key; files leave such out."""
+    complete = dict(tensors)
+    for keys in ties:
+        present = min((key for key in keys if key in tensors), default=None)
+        if present is not None:
+            complete |= {key: tensors[present] for key in sorted(keys) if key not in tensors}
+    return complete
 
 
 def plain_tensor(value: object, key: str, name: str) -> Tensor:

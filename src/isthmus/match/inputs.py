@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from isthmus.errors import InputError
+from isthmus.flat import with_tied
 from isthmus.merging.sources import Model, Source, read_model
 
 from .permutation import check_spec, units_that_stay
@@ -141,7 +142,7 @@ def read_for(spec: PermutationSpec, source: Source, name: str) -> Model:
         InputError: a tensor is missing, and none that it is tied to is there; one is unexpected; or has another shape.
     """
     model = read_model(source, name, others=isinstance(source, Mapping))
-    model = model._replace(tensors=spec.completed(model.tensors))
+    model = model._replace(tensors=with_tied(model.tensors, spec.ties))
     spec.check(model.tensors, name=model.name)
     return model
 

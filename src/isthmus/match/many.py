@@ -27,6 +27,7 @@ from isthmus.merging.sources import Source
 from .heads import Family, best_orders, families
 from .inputs import check_counts, chosen_groups, read_models, total
 from .permutation import compose, identity_permutation, invert, random_permutation, units_that_stay
+from .report import ALIGNED, Reached
 from .similarity import Place, Tensors, add_product, groups_of, inner_products, ordered, places
 from .spec import PermutationSpec, Segment
 from .weight_matching import TOLERANCE, Ascent
@@ -38,32 +39,15 @@ Soft = dict[str, Tensor]  # group -> a doubly stochastic matrix of its units; wi
 Tell = Callable[[int, int, float], None]  # the start, the sweep, and the objective after it
 
 
-@dataclass(frozen=True)
-class ManyReport:
-    """How several models were brought to one order.
+@dataclass(frozen=True, kw_only=True)
+class ManyReport(Reached):
+    """How several models were brought to one order; sweeps are Frank-Wolfe's and those by the mean together.
 
     Attributes:
-        method: "frank_wolfe" or "mean".
-        objective: Σ ⟨x, y⟩ over all pairs of models, permuted, over the weights that groups move.
-        objective_before: the same with the models as they were given.
-        similarity: the mean cosine of all pairs.
-        similarity_before: the same with the models as they were given.
-        sweeps: how often all groups, or all models, were visited in the start that is kept, Frank-Wolfe's sweeps and
-            those by the mean together.
-        starts: the objective that each start reached, in order.
         fixed: for each model, which part of its units stays.
-        seconds: how long it took.
     """
 
-    method: str
-    objective: float
-    objective_before: float
-    similarity: float
-    similarity_before: float
-    sweeps: int
-    starts: tuple[float, ...]
     fixed: tuple[float, ...]
-    seconds: float
 
     @property
     def already_aligned(self) -> bool:
@@ -72,15 +56,10 @@ class ManyReport:
 
     def __str__(self) -> str:
         """A summary."""
-        starts = f", best of {len(self.starts)} starts" if len(self.starts) > 1 else ""
-        lines = [
-            f"{len(self.fixed)} models, {self.method}: mean similarity {self.similarity_before:.4f} -> "
-            f"{self.similarity:.4f}, objective {self.objective_before:.6g} -> {self.objective:.6g}",
-            f"{self.sweeps} sweeps{starts}, {self.seconds:.2f} s",
-            "units that stay: " + ", ".join(f"{part:.1%}" for part in self.fixed),
-        ]
+        lines = self._summary(f"{len(self.fixed)} models, {self.method}: mean similarity")
+        lines.append("units that stay: " + ", ".join(f"{part:.1%}" for part in self.fixed))
         if self.already_aligned:
-            lines.append("the models were aligned already: no unit moves")
+            lines.append(ALIGNED)
         return "\n".join(lines)
 
 

@@ -18,14 +18,13 @@ from .spec import Permutation, PermutationSpec
 
 def identity_permutation(spec: PermutationSpec) -> dict[str, Tensor]:
     """The permutation that leaves every group as it is."""
-    return {name: torch.arange(shape[-1]).expand(shape).clone() for name, shape in _shapes(spec).items()}
+    return {name: torch.arange(group.size).expand(spec.shape(name)).clone() for name, group in spec.groups.items()}
 
 
 def random_permutation(spec: PermutationSpec, generator: torch.Generator | None = None) -> dict[str, Tensor]:
     """A permutation drawn uniformly, from ``generator`` or torch's global one."""
     return {
-        name: torch.rand(shape, generator=generator, dtype=torch.float64).argsort(-1)
-        for name, shape in _shapes(spec).items()
+        name: torch.rand(spec.shape(name), generator=generator, dtype=torch.float64).argsort(-1) for name in spec.groups
     }
 
 
@@ -113,13 +112,6 @@ def beside(
         places = [None if one is None else moved[id(one), tensor.device] for one in index or ()]
         found.append(None if index is None else places)
     return found
-
-
-def _shapes(spec: PermutationSpec) -> dict[str, tuple[int, ...]]:
-    return {
-        name: (group.size,) if group.within is None else (spec.groups[group.within].size, group.size)
-        for name, group in spec.groups.items()
-    }
 
 
 def _in_order(spec: PermutationSpec, name: str, order: Tensor, parents: Permutation) -> Tensor:

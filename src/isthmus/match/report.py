@@ -27,20 +27,19 @@ class GroupReport:
     gap: float | None = None
 
 
-@dataclass(frozen=True)
-class MatchReport:
-    """How a matching came about.
+@dataclass(frozen=True, kw_only=True)
+class Reached:
+    """What a matching reached, and what it took.
 
     Attributes:
         method: what it was found by.
-        objective: ⟨a, b⟩ over the weights that the spec's groups move, b permuted; without those that are not finite,
-            which only groups move that were not matched.
-        objective_before: the same with b as it was given.
-        similarity: the objective divided by ‖a‖ ‖b‖.
-        similarity_before: the same with b as it was given.
-        sweeps: how often all groups were visited, in the start that is kept.
+        objective: Σ ⟨x, y⟩ over all pairs of models, in the orders found, over the weights that the spec's groups move;
+            without those that are not finite, which only groups move that were not matched.
+        objective_before: the same with the models as they were given.
+        similarity: the mean cosine of all pairs.
+        similarity_before: the same with the models as they were given.
+        sweeps: how often all groups, or all models, were visited in the start that is kept.
         starts: the objective that each start reached, in order.
-        groups: group -> how it came out.
         seconds: how long it took.
     """
 
@@ -51,8 +50,30 @@ class MatchReport:
     similarity_before: float
     sweeps: int
     starts: tuple[float, ...]
-    groups: Mapping[str, GroupReport]
     seconds: float
+
+    def _summary(self, title: str) -> list[str]:
+        """Two lines on all this, the first of which begins with ``title``."""
+        starts = f", best of {len(self.starts)} starts" if len(self.starts) > 1 else ""
+        return [
+            f"{title} {self.similarity_before:.4f} -> {self.similarity:.4f}, "
+            f"objective {self.objective_before:.6g} -> {self.objective:.6g}",
+            f"{self.sweeps} sweeps{starts}, {self.seconds:.2f} s",
+        ]
+
+
+ALIGNED = "the models were aligned already: no unit moves"
+
+
+@dataclass(frozen=True, kw_only=True)
+class MatchReport(Reached):
+    """How a matching of two models came about: a, whose order stays, and b.
+
+    Attributes:
+        groups: group -> how it came out.
+    """
+
+    groups: Mapping[str, GroupReport]
 
     @property
     def already_aligned(self) -> bool:
@@ -61,14 +82,9 @@ class MatchReport:
 
     def __str__(self) -> str:
         """A summary and a table of the groups."""
-        starts = f", best of {len(self.starts)} starts" if len(self.starts) > 1 else ""
-        lines = [
-            f"{self.method}: similarity {self.similarity_before:.4f} -> {self.similarity:.4f}, "
-            f"objective {self.objective_before:.6g} -> {self.objective:.6g}",
-            f"{self.sweeps} sweeps{starts}, {self.seconds:.2f} s",
-        ]
+        lines = self._summary(f"{self.method}: similarity")
         if self.already_aligned:
-            lines.append("the models were aligned already: no unit moves")
+            lines.append(ALIGNED)
         width = max([len("group"), *map(len, self.groups)])
         lines.append(f"{'group':{width}}  {'units':>7}  {'stay':>7}  {'gap':>9}  by")
         for name, group in self.groups.items():

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.errors import InputError, warn
-from isthmus.flat import first_aliases
+from isthmus.flat import first_aliases, tied_keys
 
 Permutation = Mapping[str, Tensor]
 Notation = str | int | None | tuple[str | int, ...] | list[str | int | tuple[str | int, ...]]
@@ -152,7 +152,7 @@ class PermutationSpec:
         if unknown := within.keys() - groups.keys():
             raise InputError(f"within= names the group {min(unknown)!r}, which is on no axis.")
         statistics = [key for key in made if key.rpartition(".")[2] in STATISTICS]
-        return cls(groups, made, statistics=statistics, ties=tied(first_aliases(state)))
+        return cls(groups, made, statistics=statistics, ties=tied_keys(first_aliases(state)))
 
     @classmethod
     def from_model(
@@ -232,15 +232,6 @@ class PermutationSpec:
                 "their axes are missing in the spec or do not belong to them."
             )
 
-    def completed(self, state: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """``state``, whose keys are canonical, with the keys that it lacks of tensors that it has under another."""
-        complete = dict(state)
-        for keys in self.ties:
-            present = min((key for key in keys if key in state), default=None)
-            if present is not None:
-                complete |= {key: state[present] for key in sorted(keys) if key not in state}
-        return complete
-
     def check(self, state: Mapping[str, Tensor], *, name: str = "the state dict") -> None:
         """Check that ``state``, whose keys are canonical, has the tensors that the spec is about.
 
@@ -314,14 +305,6 @@ def _shortened(places: list[str], shown: int = 4) -> str:
 def length(axis: Axis) -> int:
     """The number of positions of an axis."""
     return sum(math.prod(factor.size for factor in segment) for segment in axis)
-
-
-def tied(first_alias: Mapping[str, str]) -> list[frozenset[str]]:
-    """The sets of keys that have one first alias."""
-    sets: dict[str, set[str]] = {}
-    for key, first in first_alias.items():
-        sets.setdefault(first, set()).add(key)
-    return [frozenset(keys) for keys in sets.values() if len(keys) > 1]
 
 
 def check_keys(keys: Iterable[str], state: Mapping[str, Tensor], name: str = "the state dict") -> None:

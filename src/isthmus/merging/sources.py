@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from isthmus.errors import InputError
-from isthmus.flat import FlatState, Layout, canonical_keys, plain_tensor
+from isthmus.flat import FlatState, Layout, canonical_keys, plain_tensor, with_tied
 
 Source = nn.Module | Mapping[str, Tensor] | FlatState | str | os.PathLike[str]
 
@@ -98,18 +98,13 @@ def load_source(source: Source, layout: Layout, name: str, device: torch.device)
     """
     tensors, name = read_state(source, name)
     flat = FlatState.from_state_dict(tensors, name=name, device=device)
-    if lacking := _lacking(flat, layout):
-        flat = FlatState.from_state_dict({**flat.to_state_dict(), **lacking}, name=name)
+    complete = with_tied(flat.to_state_dict(), layout.ties)
+    if len(complete) > len(flat):
+        flat = FlatState.from_state_dict(complete, name=name)
     if _untied(flat.layout) == _untied(layout):
         flat = _tied(flat, layout, name)
     layout.check(flat.layout, name=name, expected="the model")
     return flat
-
-
-def _lacking(flat: FlatState, layout: Layout) -> dict[str, Tensor]:
-    """The tensors of keys that ``flat`` lacks and that are tied to one that it has."""
-    present = {entry: key for key, entry in layout.entries.items() if key in flat and entry.numel}
-    return {key: flat[present[entry]] for key, entry in layout.entries.items() if key not in flat and entry in present}
 
 
 def _untied(layout: Layout) -> dict[str, tuple[torch.dtype, torch.Size]]:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isthmus.match.spec import STATISTICS, Factor, Group, PermutationSpec, Segment, tied
+from isthmus.flat import tied_keys
+from isthmus.match.spec import STATISTICS, Factor, Group, PermutationSpec, Segment
 from isthmus.match.spec import Axis as SpecAxis
 
 from . import terms
@@ -38,7 +39,7 @@ def written(traced: Traced) -> PermutationSpec:
         if any(group is None and size > 1 for segment in axis for size, group in segment)
     }
     statistics = [key for key in axes if key.rpartition(".")[2] in STATISTICS]
-    ties = tied({key: value.key or key for key, value in traced.state.items()})
+    ties = tied_keys({key: value.key or key for key, value in traced.state.items()})
     return PermutationSpec(groups, axes, statistics=statistics, frozen=frozen, ties=ties)
 
 
