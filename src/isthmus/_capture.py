@@ -1,0 +1,129 @@
+"""What a GPU does apart from the host: work recorded once and replayed, and values that arrive later.
+
+A step of a small model costs the host more in launching operations than the device in doing them. On a CUDA device the
+operations are recorded in a CUDA graph and launched as one. A recording keeps the addresses and the Python numbers of
+the moment it was made: what changes from replay to replay lives in tensors that stay where they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+Work = Callable[[], None]
+
+WARM_UPS = 3  # libraries choose algorithms and allocate workspaces in the first runs, which cannot be recorded
+
+
+class CaptureError(Exception):
+    """Work could not be recorded; the message says why, for the records of what was done instead."""
+
+
+def capture(work: Work, device: torch.device, *, warm_up: Work | None = None) -> Work:
+    """Record ``work`` and return what replays it on the current stream.
+
+    The work is run a few times first, then recorded without being run: undo what the runs did where it matters.
+    torch's global random state is put back; replays draw from it what the work itself would have drawn.
+
+    Args:
+        work: reads and writes tensors that live at least as long as what is returned, and waits for nothing.
+        device: where it does so.
+        warm_up: what to run before recording instead of the work.
+
+    Raises:
+        CaptureError: the device has no graphs, or the work raised an error or cannot be recorded.
+    """
+    record = RECORDERS.get(device.type)
+    if record is None:
+        raise CaptureError(f"there are no graphs on the device {device}")
+    with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
+        return record(work, warm_up or work, device)
+
+
+def _record_cuda(work: Work, warm_up: Work, device: torch.device) -> Work:
+    with torch.cuda.device(device):
+        before = torch.cuda.current_stream()
+        side = torch.cuda.Stream()
+        graph = torch.cuda.CUDAGraph()
+        cause: Exception | None = None  # of an error at the end of the recording, which says only that it is invalid
+
+        def recorded() -> None:
+            nonlocal cause
+            try:
+                work()
+            except Exception as error:
+                cause = error
+                raise
+
+        try:
+            side.wait_stream(before)
+            try:
+                with torch.cuda.stream(side):
+                    for _ in range(WARM_UPS):
+                        warm_up()
+            finally:
+                before.wait_stream(side)
+            # other threads, such as one that pins memory, may go on with what recording forbids to this one
+            with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
+                recorded()
+        except Exception as error:
+            # a recording that broke off leaves its stream current and the generator bound to it
+            torch.cuda.set_stream(before)
+            generator = torch.cuda.default_generators[before.device_index]
+            generator.graphsafe_set_state(generator.clone_state())
+            raise CaptureError(_reason(cause or error)) from error
+    return graph.replay
+
+
+# device type -> function(work, warm_up, device) that returns the replay; tests add a stand-in for the CPU
+RECORDERS: dict[str, Callable[[Work, Work, torch.device], Work]] = {"cuda": _record_cuda}
+
+
+def run_again(work: Work, warm_up: Work, device: torch.device) -> Work:
+    """The stand-in for a recorder where there are no graphs: the replay runs the work again."""
+    try:
+        for _ in range(WARM_UPS):
+            warm_up()
+    except Exception as error:
+        raise CaptureError(_reason(error)) from error
+    return work
+
+
+class Arrival:
+    """A tensor on its way to the host, which need not wait for what the device is told to do meanwhile.
+
+    Args:
+        value: copied as it is now, in the order of the current stream.
+    """
+
+    def __init__(self, value: Tensor) -> None:
+        self._event: torch.cuda.Event | None = None
+        if value.device.type != "cuda":
+            self._value = value.detach().to("cpu", copy=True)
+            return
+        self._value = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+        with torch.cuda.device(value.device):
+            self._value.copy_(value.detach(), non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+
+    def get(self) -> Tensor:
+        """The value on the CPU, once it is there."""
+        if self._event is not None:
+            self._event.synchronize()
+        return self._value
+
+
+def send(value: Tensor, device: torch.device) -> Tensor:
+    """A tensor of the CPU on ``device``; the host does not wait for the copy."""
+    if device.type == "cuda" and value.device.type == "cpu":
+        return value.pin_memory().to(device, non_blocking=True)
+    return value.to(device)
+
+
+def _reason(error: Exception) -> str:
+    """The first line of the message of an error, which for CUDA errors is followed by advice on debugging."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
