@@ -2,9 +2,11 @@
 
 import os
 
-from setuptools import setup
+from setuptools import find_packages, setup
+
+packages = [*find_packages("src"), "isthmus.kernels"]  # the Triton kernels stand at the top level of the repository
 
 if os.environ.get("ISTHMUS_NATIVE", "1") == "0":
-    setup()
+    setup(packages=packages)
 else:
-    setup(cmake_source_dir=".")
+    setup(packages=packages, cmake_source_dir=".")

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import pytest
 import torch
 
+if not torch.cuda.is_available():
+    os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are imported
+
 from isthmus import _native
 
-BACKENDS = ["reference", "cpp-base", "cpp-v3", "cpp-v4"]
+BACKENDS = ["reference", "cpp-base", "cpp-v3", "cpp-v4", "triton"]
 
 
 @pytest.fixture(params=BACKENDS)
@@ -27,6 +31,12 @@ def compiled(request: pytest.FixtureRequest) -> Iterator[str]:
 def _forced(param: str) -> Iterator[str]:
     name, _, isa = param.partition("-")
     if name == "reference":
+        yield name
+        return
+    if name == "triton":
+        module, reason = _native.load_triton()
+        if module is None:
+            pytest.skip(reason)
         yield name
         return
     module, reason = _native.load_cpu()
@@ -51,3 +61,16 @@ def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     torch.set_num_threads(request.param)
     yield request.param
     torch.set_num_threads(before)
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out what would be run twice or not at all: kernels of a GPU know no threads, and not all ops have one."""
+
+    def runs(item: pytest.Item) -> bool:
+        params = (getattr(item, "callspec", None) and item.callspec.params) or {}
+        on_gpu = "triton" in (params.get("backend"), params.get("compiled"))
+        return not on_gpu or (params.get("threads", 1) == 1 and item.get_closest_marker("cpu_only") is None)
+
+    left_out = [item for item in items if not runs(item)]
+    items[:] = [item for item in items if runs(item)]
+    config.hook.pytest_deselected(items=left_out)

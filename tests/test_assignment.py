@@ -17,6 +17,8 @@ from isthmus import _native
 from isthmus.errors import InputError
 from isthmus.ops import Certificate, linear_sum_assignment
 
+pytestmark = pytest.mark.cpu_only
+
 SETS = [name for name, runs in (_native.cpu().instruction_sets() if _native.load_cpu()[0] else []) if runs]
 
 

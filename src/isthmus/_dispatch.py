@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from . import _native, _versions, reference
+from ._operands import laid_out, real
 from .errors import BackendError, InputError, IsthmusWarning
 
 BACKENDS = ("auto", "reference", "cpp", "cuda", "triton")
@@ -30,7 +31,7 @@ Indices = Sequence[Tensor | None]  # of one tensor, one for each dimension
 
 
 def choose(backend: str, device: torch.device) -> str:
-    """The backend, "reference" or "cpp", that serves a call.
+    """The backend, one of ``BACKENDS`` but "auto", that serves a call.
 
     Raises:
         InputError: no backend has this name.
@@ -40,19 +41,28 @@ def choose(backend: str, device: torch.device) -> str:
     if asked not in BACKENDS:
         where = "ISTHMUS_BACKEND" if backend == "auto" else "backend"
         raise InputError(f"{where}={asked!r} is not a backend; the backends are {', '.join(BACKENDS)}.")
+    if asked == "auto" and device.type == "cuda":
+        return "triton" if _triton_or_warn() else "reference"
     if asked == "auto":
         return "cpp" if device.type == "cpu" and _cpp_or_warn() else "reference"
-    if asked in ("cuda", "triton"):
-        raise BackendError(
-            f"backend {asked!r} is not part of this version, which has no GPU kernels yet. "
-            "Use backend='reference' for tensors on a GPU."
-        )
+    if asked == "triton":
+        interpreted = _native.triton().INTERPRETED
+        if device.type != ("cpu" if interpreted else "cuda"):
+            raise BackendError(
+                f"backend 'triton' takes tensors on a GPU and these are on {device}. Move them with .cuda(), or use "
+                "backend='cpp' on the CPU."
+                if not interpreted
+                else f"backend 'triton' runs in Triton's interpreter (TRITON_INTERPRET is set), which takes tensors on "
+                f"the CPU, and these are on {device}. Unset it, or move them with .cpu()."
+            )
+    if asked == "cuda":
+        raise BackendError("backend 'cuda' is not part of this version. Use backend='triton' for tensors on a GPU.")
     if asked == "cpp":
         _native.cpu()
         if device.type != "cpu":
             raise BackendError(
                 f"backend 'cpp' takes tensors on the CPU and these are on {device}. "
-                "Move them with .cpu(), or use backend='reference'."
+                "Move them with .cpu(), or use backend='triton'."
             )
     return asked
 
@@ -67,6 +77,18 @@ def _cpp_or_warn() -> bool:
             f"isthmus runs on its slower reference backend: {reason}. {_native.REBUILD}.", IsthmusWarning, stacklevel=2
         )
     return module is not None
+
+
+@functools.cache
+def _triton_or_warn() -> bool:
+    module, reason = _native.load_triton()
+    if module is None:
+        warnings.warn(
+            f"isthmus runs on its slower reference backend on this GPU: {reason}. Install triton (pip install triton).",
+            IsthmusWarning,
+            stacklevel=2,
+        )
+    return module is not None and not module.INTERPRETED
 
 
 class Row(NamedTuple):
@@ -88,7 +110,7 @@ def describe() -> list[Row]:
         Row("reference", True, default == "reference", forced or "plain PyTorch, every device"),
         Row("cpp", module is not None, default == "cpp", reason + (threads if module else "")),
         Row("cuda", False, False, "not part of this version"),
-        Row("triton", False, False, "not part of this version"),
+        _triton_row(forced),
     ]
     if module:
         for name, supported in module.instruction_sets():
@@ -96,6 +118,16 @@ def describe() -> list[Row]:
             why = "in use" if used else "supported; force it with ISTHMUS_ISA" if supported else "not on this processor"
             rows.append(Row(f"cpp {name}", supported, used, why))
     return rows
+
+
+def _triton_row(forced: str) -> Row:
+    module, reason = _native.load_triton()
+    cards = sorted({torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())})
+    if module is None or not (cards or module.INTERPRETED):
+        return Row("triton", False, False, reason if module is None else f"{reason}, but there is no GPU here")
+    where = "the CPU" if module.INTERPRETED else ", ".join(cards)
+    chosen = FORCED == "triton" or (FORCED == "auto" and not module.INTERPRETED)
+    return Row("triton", True, chosen, forced or f"{reason}, for tensors on {where}")
 
 
 def plain_table(columns: Sequence[Column], out: Column | None) -> Any:
@@ -108,27 +140,35 @@ def plain_table(columns: Sequence[Column], out: Column | None) -> Any:
     return None if module is None else module.plain_table(columns, out)
 
 
-def lerp(a: Column, b: Column, weights: list[float], *, out: Column | None, backend: str, table: Any = None) -> Column:
-    """``isthmus.ops.lerp`` for every row, with one weight for all rows or one for each.
+def lerp(
+    a: Column, b: Column, weights: list[float] | Tensor, *, out: Column | None, backend: str, table: Any = None
+) -> Column:
+    """``isthmus.ops.lerp`` for every row, with one weight for all rows or one for each, 1-D if a tensor.
 
     ``table`` is what ``plain_table`` made of the same tensors.
     """
     per_row = len(weights) > 1
+
+    @functools.cache
+    def values() -> list[float]:
+        return weights.tolist() if isinstance(weights, Tensor) else weights
+
     return _run(
         [a, b],
         out,
         backend,
         table,
         reference=lambda row, tensors, dtype: reference.lerp(
-            tensors[0], tensors[1], weights[row if per_row else 0], dtype=dtype
+            tensors[0], tensors[1], values()[row if per_row else 0], dtype=dtype
         ),
-        cpp=lambda module, table: module.lerp(table, weights, torch.get_num_threads()),
+        cpp=lambda module, table: module.lerp(table, values(), torch.get_num_threads()),
+        triton=lambda module, outputs: module.lerp(a, b, outputs, torch.as_tensor(weights, dtype=torch.float64)),
     )
 
 
 def weighted_sum(
     columns: Sequence[Column],
-    weights: list[float] | list[list[float]],
+    weights: list[float] | list[list[float]] | Tensor,
     *,
     out: Column | None,
     backend: str,
@@ -138,18 +178,26 @@ def weighted_sum(
 
     ``table`` is what ``plain_table`` made of the same tensors.
     """
-    flat = list(itertools.chain.from_iterable(w if isinstance(w, list) else (w,) for w in weights))
     width = len(columns)
-    per_row = isinstance(weights[0], list)
+    per_row = weights.dim() == 2 if isinstance(weights, Tensor) else isinstance(weights[0], list)
+
+    @functools.cache
+    def flat() -> list[float]:
+        values: list[Any] = weights.tolist() if isinstance(weights, Tensor) else weights
+        return list(itertools.chain.from_iterable(values)) if per_row else values
+
     return _run(
         columns,
         out,
         backend,
         table,
         reference=lambda row, tensors, dtype: reference.weighted_sum(
-            tensors, flat[row * width : (row + 1) * width] if per_row else flat, dtype=dtype
+            tensors, flat()[row * width : (row + 1) * width] if per_row else flat(), dtype=dtype
         ),
-        cpp=lambda module, table: module.weighted_sum(table, flat, torch.get_num_threads()),
+        cpp=lambda module, table: module.weighted_sum(table, flat(), torch.get_num_threads()),
+        triton=lambda module, outputs: module.weighted_sum(
+            columns, outputs, torch.as_tensor(weights, dtype=torch.float64).view(-1, width)
+        ),
     )
 
 
@@ -178,7 +226,7 @@ def permute(
     if sources is None:
         indices = _within_range(tensors, indices)
     outputs = [torch.empty_like(tensor) for tensor in tensors] if out is None else out
-    if _chooses_cpp([tensors], backend, sources):
+    if _choice([tensors], backend, sources) == "cpp":
         results = outputs
         if sources is None:
             results = outputs if out is None else [_dense(target) for target in out]
@@ -222,13 +270,13 @@ def lerp_permuted(
     Raises:
         InputError: an index has an entry that is not within its axis.
     """
-    if not _chooses_cpp([a], backend, table):
+    if _choice([a], backend, table) != "cpp":
         permuted = permute(b, indices, out=None, backend="reference") if b else []
         return lerp(a, permuted, weights, out=out, backend="reference")
     module = _native.cpu()
     outputs = [torch.empty_like(tensor) for tensor in a] if out is None else out
     late: list[tuple[Tensor, Tensor]] = []
-    real = [_real(tensor) for tensor in b]
+    real = [real(tensor) for tensor in b]
     if table is None or sources is None:
         indices = _within_range(b, indices)
         table, results, late = _strided_table(module, [a], outputs, c_order=False)
@@ -300,7 +348,7 @@ def select(
     table: Any = None,
 ) -> reference.Selected:
     """The cuts at which the largest magnitudes of each task vector end; see ``isthmus.reference.select``."""
-    if _chooses_cpp(columns, backend, table):
+    if _choice(columns, backend, table) == "cpp":
         module = _native.cpu()
         values, counts, nonfinite = module.select(
             table or _input_table(module, columns),
@@ -330,7 +378,7 @@ def consensus(
     if not columns[0]:
         return [], None
     counts = None
-    if _chooses_cpp(columns, backend, table):
+    if _choice(columns, backend, table) == "cpp":
         counted: list[Any] = []
         outputs = _run_cpp(
             columns,
@@ -356,7 +404,7 @@ def consensus(
 
 def l1(columns: Sequence[Column], plan: reference.Plan, *, backend: str, table: Any = None) -> Tensor:
     """Σ|τ| of each row and model, before and after trimming: float64 (rows, models, 2)."""
-    if _chooses_cpp(columns, backend, table):
+    if _choice(columns, backend, table) == "cpp":
         module = _native.cpu()
         table = table or _input_table(module, columns)
         return torch.from_numpy(module.l1(table, _plan(module, plan), torch.get_num_threads()))
@@ -367,7 +415,7 @@ def gram(
     columns: Sequence[Column], *, based: bool, lengths: list[int] | None = None, backend: str, table: Any = None
 ) -> Tensor:
     """The dot products of the models of each row: float64 (rows, models, models)."""
-    if _chooses_cpp(columns, backend, table):
+    if _choice(columns, backend, table) == "cpp":
         module = _native.cpu()
         table = table or _input_table(module, columns)
         return torch.from_numpy(module.gram(table, based, lengths, torch.get_num_threads()))
@@ -403,13 +451,13 @@ def assign(
     ]
 
 
-def _chooses_cpp(columns: Sequence[Column], backend: str, table: Any) -> bool:
-    """Whether the compiled extension serves a call on these tensors; one without tensors is left to the reference."""
+def _choice(columns: Sequence[Column], backend: str, table: Any) -> str:
+    """The backend that serves a call on these tensors; one without tensors is left to the reference."""
     if not columns[0]:
-        return False
+        return "reference"
     # A table is made for the CPU alone, by the extension that "auto" takes there.
     automatic = table is not None and backend == FORCED == "auto"
-    return automatic or choose(backend, columns[0][0].device) == "cpp"
+    return "cpp" if automatic else choose(backend, columns[0][0].device)
 
 
 def _plan(module: Any, plan: reference.Plan) -> Any:
@@ -447,15 +495,18 @@ def _run(
     *,
     reference: Callable[[int, Sequence[Tensor], torch.dtype], Tensor],
     cpp: Callable[[Any, Any], None],
+    triton: Callable[[Any, Column], None],
 ) -> Column:
     """Apply a rule to every row on the chosen backend; the result has the dtype of ``out`` or of the first column."""
-    if not columns[0]:
-        return []
-    if _chooses_cpp(columns, backend, table):
+    chosen = _choice(columns, backend, table)
+    if chosen == "cpp":
         outputs = _run_cpp(columns, out, table, cpp, c_order=False)
     else:
         outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
-        _run_reference(columns, outputs, reference)
+        if chosen == "triton":
+            triton(_native.triton(), outputs)
+        else:
+            _run_reference(columns, outputs, reference)
     if out is not None:
         _versions.wrote(out)
     return outputs
@@ -466,8 +517,8 @@ def _run_reference(
 ) -> None:
     """Run a rule of ``isthmus.reference`` row by row."""
     for row, (target, *tensors) in enumerate(zip(outputs, *columns, strict=True)):
-        result = _real(target)
-        result.copy_(reference(row, [_real(tensor) for tensor in tensors], result.dtype))
+        result = real(target)
+        result.copy_(reference(row, [real(tensor) for tensor in tensors], result.dtype))
 
 
 def _run_cpp(
@@ -491,45 +542,22 @@ def _run_cpp(
 
 def _input_table(module: Any, columns: Sequence[Column]) -> Any:
     """A table for rules that write no tensors, in C-order; the first column stands in for the outputs."""
-    contiguous = [[_real(tensor).contiguous() for tensor in column] for column in columns]
+    contiguous = [[real(tensor).contiguous() for tensor in column] for column in columns]
     return _strided_table(module, contiguous, contiguous[0], c_order=True)[0]
 
 
 def _strided_table(
     module: Any, columns: Sequence[Column], outputs: Column, *, c_order: bool
 ) -> tuple[Any, Column, list[tuple[Tensor, Tensor]]]:
-    """A table of tensors of any strides, through contiguous copies where need be, and the tensors that it writes.
-
-    Tensors of a row that are dense and alike need none, unless places are counted in C-order (``c_order``). Outputs
-    that are not in C-order are returned, each with the tensor that is written in its stead.
-    """
-    keep: list[Tensor] = []
-    results: list[Tensor] = []
-    late: list[tuple[Tensor, Tensor]] = []
-    numel: list[int] = []
-    rows = []
-    for target, *row in zip(outputs, *columns, strict=True):
-        operands = [_real(tensor) for tensor in row]
-        result = _real(target)
-        dense = not c_order and result.stride() == torch.empty_like(result).stride()
-        if not dense or any(x.stride() != result.stride() for x in operands):
-            operands = [x.contiguous() for x in operands]
-            if not result.is_contiguous():
-                late.append((result, torch.empty_like(result, memory_format=torch.contiguous_format)))
-                result = late[-1][1]
-        keep += operands
-        results.append(result)
-        numel.append(result.numel())
-        rows.append([(x.data_ptr(), _dtype_codes(module)[x.dtype]) for x in (*operands, result)])
-    table = module.Table(numel, rows)
-    table.keep_alive = keep + results
+    """A table of tensors of any strides, the tensors that it writes, and which are to be copied where afterwards."""
+    inputs, results, late = laid_out(columns, outputs, c_order=c_order)
+    codes = _dtype_codes(module)
+    table = module.Table(
+        [result.numel() for result in results],
+        [[(x.data_ptr(), codes[x.dtype]) for x in (*row, result)] for row, result in zip(inputs, results, strict=True)],
+    )
+    table.keep_alive = [tensor for row in inputs for tensor in row] + results
     return table, results, late
-
-
-def _real(tensor: Tensor) -> Tensor:
-    """``tensor`` without lazy conjugation or negation; a complex one as pairs of real numbers."""
-    tensor = tensor.detach().resolve_conj().resolve_neg()
-    return torch.view_as_real(tensor) if tensor.is_complex() else tensor
 
 
 @functools.cache

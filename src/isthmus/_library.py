@@ -69,19 +69,19 @@ def is_needed(requires_grad: bool) -> bool:
 
 
 def _lerp(a: Tensor, b: Tensor, weight: Tensor, backend: str) -> Tensor:
-    return _dispatch.lerp([a], [b], [weight.item()], out=None, backend=backend)[0]
+    return _dispatch.lerp([a], [b], weight.reshape(1), out=None, backend=backend)[0]
 
 
 def _lerp_out(a: Tensor, b: Tensor, weight: Tensor, backend: str, *, out: Tensor) -> None:
-    _dispatch.lerp([a], [b], [weight.item()], out=[out], backend=backend)
+    _dispatch.lerp([a], [b], weight.reshape(1), out=[out], backend=backend)
 
 
 def _weighted_sum(tensors: list[Tensor], weights: Tensor, backend: str) -> Tensor:
-    return _dispatch.weighted_sum([[x] for x in tensors], weights.tolist(), out=None, backend=backend)[0]
+    return _dispatch.weighted_sum([[x] for x in tensors], weights, out=None, backend=backend)[0]
 
 
 def _weighted_sum_out(tensors: list[Tensor], weights: Tensor, backend: str, *, out: Tensor) -> None:
-    _dispatch.weighted_sum([[x] for x in tensors], weights.tolist(), out=[out], backend=backend)
+    _dispatch.weighted_sum([[x] for x in tensors], weights, out=[out], backend=backend)
 
 
 def _permute(tensor: Tensor, indices: list[Tensor], axes: list[int], backend: str) -> Tensor:

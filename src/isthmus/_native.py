@@ -1,8 +1,9 @@
-"""Load the compiled extension, and say what is missing and why."""
+"""Load what is compiled, ahead of time or when it is first used, and say what is missing and why."""
 
 from __future__ import annotations
 
 import functools
+import importlib
 import os
 from types import ModuleType
 
@@ -37,4 +38,24 @@ def cpu() -> ModuleType:
     module, reason = load_cpu()
     if module is None:
         raise BackendError(f"backend 'cpp' is not available: {reason}. {REBUILD}, or use backend='reference'.")
+    return module
+
+
+@functools.cache
+def load_triton() -> tuple[ModuleType | None, str]:
+    """The ops on Triton kernels, or ``None``; and why, in a sentence without a full stop."""
+    try:
+        module = importlib.import_module("isthmus._gpu.triton")
+    except ImportError as error:
+        return None, f"Triton could not be loaded ({error})"
+    return module, f"Triton {module.VERSION}{' in its interpreter' if module.INTERPRETED else ''}"
+
+
+def triton() -> ModuleType:
+    """The ops on Triton kernels, or a ``BackendError`` that says why there are none."""
+    module, reason = load_triton()
+    if module is None:
+        raise BackendError(
+            f"backend 'triton' is not available: {reason}. Install it (pip install triton), or use another backend."
+        )
     return module
