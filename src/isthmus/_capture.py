@@ -35,11 +35,15 @@ def capture(work: Work, device: torch.device, *, warm_up: Work | None = None) ->
     Raises:
         CaptureError: the device has no graphs, or the work raised an error or cannot be recorded.
     """
-    record = RECORDERS.get(device.type)
-    if record is None:
-        raise CaptureError(f"there are no graphs on the device {device}")
+    check_device(device)
     with torch.random.fork_rng(devices=[device] if device.type == "cuda" else []):
-        return record(work, warm_up or work, device)
+        return RECORDERS[device.type](work, warm_up or work, device)
+
+
+def check_device(device: torch.device) -> None:
+    """Raise a ``CaptureError`` where ``capture`` would have nothing to record with."""
+    if device.type not in RECORDERS:
+        raise CaptureError(f"there are no graphs on the device {device}")
 
 
 def _record_cuda(work: Work, warm_up: Work, device: torch.device) -> Work:

@@ -6,12 +6,13 @@ from .data import Data, load_data
 from .gradient_noise import GradientNoise, gradient_noise
 from .models import MLP, ResNet18, build_model
 from .noise import NoiseScale
-from .pair import Pair, train_pair
+from .pair import Execution, Pair, train_pair, train_pairs
 
 __all__ = [
     "MLP",
     "Augmentation",
     "Data",
+    "Execution",
     "GradientNoise",
     "NoiseScale",
     "Pair",
@@ -21,4 +22,5 @@ __all__ = [
     "gradient_noise",
     "load_data",
     "train_pair",
+    "train_pairs",
 ]

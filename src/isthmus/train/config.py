@@ -15,12 +15,16 @@ from .augment import Augmentation
 from .factory import nearest
 from .noise import NoiseScale, Rule
 
+Precision = Literal["float32", "bfloat16"]
+
 _CHOICES = {
     "optimizer": ("sgd", "adamw"),
     "schedule": ("constant", "cosine", "wsd"),
     "kind": ("trunk", "independent"),
     "noise_rule": (None, "sgd", "adam"),
+    "precision": ("float32", "bfloat16"),
 }
+_LATER: dict[str, object] = {"precision": "float32"}
 _COUNTS = {"batch_size": 1, "warmup_steps": 0, "branch_step": 0, "anneal_steps": 0, "record_every": 1}
 _OPTIONAL_COUNTS = {"steps": 1, "epochs": 1, "threads": 1}
 _NUMBERS: dict[str, tuple[Callable[[float], bool], str]] = {
@@ -77,6 +81,8 @@ class TrainConfig:
         device: where to train, such as ``cpu`` or ``cuda``.
         threads: CPU threads of torch while training; None leaves them as they are.
         record_every: steps between two entries of the history.
+        precision: ``bfloat16`` runs the model's forward passes under torch's autocast, whose matrix products and
+            convolutions take and give bfloat16. Weights, gradients, optimiser state and the loss stay as they are.
 
     Raises:
         InputError: a value is out of range, or two do not go together; the message names them.
@@ -110,6 +116,7 @@ class TrainConfig:
     device: str = "cpu"
     threads: int | None = None
     record_every: int = 10
+    precision: Precision = "float32"
 
     def __post_init__(self) -> None:
         if isinstance(self.augmentation, Mapping):
@@ -197,8 +204,12 @@ class TrainConfig:
         return steps
 
     def to_dict(self) -> dict[str, Any]:
-        """The configuration as plain values, for JSON."""
-        return asdict(self) | {"betas": list(self.betas)}
+        """The configuration as plain values, for JSON.
+
+        Options that came later are left out at their defaults, so that the digests of older files stay valid.
+        """
+        values = asdict(self) | {"betas": list(self.betas)}
+        return {name: value for name, value in values.items() if name not in _LATER or value != _LATER[name]}
 
     @classmethod
     def from_dict(cls, values: Mapping[str, Any]) -> TrainConfig:

@@ -9,13 +9,12 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
 from isthmus.errors import InputError
 
 from .config import TrainConfig
 from .data import Data
-from .loop import FlatParameters
+from .networks import Network
 from .noise import NoiseScale
 from .seeds import generator, global_seed
 
@@ -65,7 +64,7 @@ def gradient_noise(
     Args:
         model: the architecture; not modified.
         data: the training part is used.
-        config: batch size, augmentation and device are taken from here.
+        config: batch size, augmentation, precision and device are taken from here.
         state: the weights and buffers at which to measure: a trunk, or an end of a pair.
         batches: number of batches, at least 2. The relative standard error of tr Σ is about √(2 / batches) or less.
         seed: seed of examples, augmentation and dropout.
@@ -81,18 +80,17 @@ def gradient_noise(
         model.load_state_dict(state)
     except RuntimeError as error:
         raise InputError(f"the state does not fit the model {type(model).__name__}: {error}") from error
-    parameters = FlatParameters(model)
+    network = Network([model], config.precision)
     order = generator(seed, "gradient noise/order")
     draws = generator(seed, "gradient noise/augmentation", device=data.device)
-    sums = [torch.zeros_like(value, dtype=torch.float64) for value in parameters.values]
+    gradients = network.parameters.gradients
+    sums = [torch.zeros_like(gradient, dtype=torch.float64) for gradient in gradients]
     squares = torch.zeros((), dtype=torch.float64, device=data.device)
     with torch.enable_grad(), global_seed(seed, "gradient noise/dropout", data.device):
         for _ in range(batches):
             rows = torch.randint(len(data.train_x), (config.batch_size,), generator=order).to(data.device)
-            parameters.zero_grad()
-            logits = model(config.augmentation(data.train_x[rows], draws))
-            torch.autograd.backward(functional.cross_entropy(logits, data.train_y[rows]))
-            for total, gradient in zip(sums, parameters.gradients, strict=True):
+            network.backward(config.augmentation(data.train_x[rows], draws), data.train_y[rows])
+            for total, gradient in zip(sums, gradients, strict=True):
                 wide = gradient.double()
                 total += wide
                 squares += wide.square().sum()

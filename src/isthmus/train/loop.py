@@ -2,29 +2,31 @@
 
 A step of a small model costs more in launching operations than in arithmetic. So the parameters and their gradients are
 views of one flat buffer each, which makes the optimiser a single operation; batches are drawn many at a time; and
-nothing waits for the device except one look at the losses of each chunk of batches.
+nothing waits for the device except one look at the losses of each chunk of batches, while the next chunk is on its way.
+On a CUDA device the whole step is one recording that is replayed, and several models of one shape take their steps in
+one.
 """
 
 from __future__ import annotations
 
-import copy
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from itertools import chain
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 
-from isthmus.errors import InputError
-from isthmus.flat import FlatState
+from isthmus._capture import Arrival, CaptureError, check_device
 
-from .batches import Batches
+from .batches import Batches, Chunk, SideBySide
 from .config import TrainConfig
 from .data import Data
+from .networks import Network
+from .parameters import MovingAverage
 from .schedules import Schedule
 from .seeds import global_seed
+from .steps import PlainSteps, RecordedSteps
 
 COLUMNS = ("step", "loss", "lr", "weight_norm_squared", "effective_lr")
 
@@ -52,168 +54,227 @@ class Phase:
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """Weights, buffers and optimiser state at one moment; trainers of one model can go on from it."""
+    """Weights, buffers and optimiser state of all models of a trainer at one moment."""
 
-    state: dict[str, Tensor]
-    optimizer: dict[str, Any] = field(repr=False)
-
-
-class FlatParameters:
-    """The trainable parameters of a module, and their gradients, as views of flat buffers; one of each per dtype.
-
-    Attributes:
-        values: the flat parameters, for the optimiser; their ``grad`` are the flat gradients.
-        gradients: the flat gradients.
-    """
-
-    def __init__(self, module: nn.Module) -> None:
-        named = {name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad}
-        if not named:
-            raise InputError(f"the model {type(module).__name__} has no parameters that require gradients.")
-        flat = FlatState.from_state_dict(named)
-        gradients = FlatState.zeros(flat.layout, device=flat.device)
-        keys = dict(zip(named, flat, strict=True))
-        for name, parameter in named.items():
-            parameter.data = flat[keys[name]]
-            parameter.grad = gradients[keys[name]]
-        self.values = [nn.Parameter(buffer) for buffer in flat.buffers.values()]
-        self.gradients = list(gradients.buffers.values())
-        for value, gradient in zip(self.values, self.gradients, strict=True):
-            value.grad = gradient
-
-    def zero_grad(self) -> None:
-        """Set all gradients to zero, in place."""
-        for gradient in self.gradients:
-            gradient.zero_()
-
-
-class MovingAverage:
-    """Exponential moving average of a module's parameters and floating-point buffers, from its present state on.
-
-    BatchNorm's running statistics are averaged like weights; integer buffers are the module's own.
-    """
-
-    def __init__(self, module: nn.Module, decay: float) -> None:
-        self._state = {key: value.detach() for key, value in module.state_dict().items()}  # the module's own memory
-        self._sources = {key: value for key, value in self._state.items() if value.is_floating_point()}
-        self._averages = {key: value.clone() for key, value in self._sources.items()}
-        self._decay = decay
-
-    def update(self) -> None:
-        """Set average = decay · average + (1 − decay) · value."""
-        torch._foreach_lerp_(list(self._averages.values()), list(self._sources.values()), 1 - self._decay)
-
-    def state_dict(self) -> dict[str, Tensor]:
-        """The averaged state of the module."""
-        return self._state | self._averages
+    tensors: list[Tensor] = field(repr=False)
+    optimizer: list[dict[str, Tensor]] = field(repr=False)
 
 
 class Trainer:
-    """Trains one model on one data set, phase after phase.
+    """Trains one model, or several of one architecture at once, on one data set, phase after phase.
 
     Args:
-        model: trained in place; its parameters become views of flat buffers.
-        data: on the model's device.
-        config: optimiser, batch size, augmentation and seed are taken from here.
+        models: trained in place; their parameters become views of flat buffers.
+        data: on the models' device.
+        configs: one for each model. Optimiser, batch size, augmentation, seed and precision are taken from here; those
+            of several models differ in nothing but what ``pair.SHARED`` leaves open.
+        capture: record the step and replay it, where the device has graphs and the step can be recorded.
+
+    Attributes:
+        models: the models.
+        channels_last: whether images and convolution kernels are laid out with the channels last, as they are on CUDA
+            devices.
+        eager_reason: why steps are launched operation by operation; empty where they are replayed, None before the
+            first step.
+
+    Raises:
+        InputError: one model has nothing to train.
+        StackError: several have nothing to train, or differ in their parameters or buffers.
     """
 
-    def __init__(self, model: nn.Module, data: Data, config: TrainConfig) -> None:
-        self.model = model
+    def __init__(
+        self, models: Sequence[nn.Module], data: Data, configs: Sequence[TrainConfig], *, capture: bool = True
+    ) -> None:
+        self.models = list(models)
+        self.channels_last = len(models) == 1 and channels_last(models[0], data)
+        self.eager_reason: str | None = None
         self._data = data
-        self._config = config
-        self._parameters = FlatParameters(model)
-        self._optimizer = _optimizer(self._parameters.values, config)
-        self._weights = [weight.detach() for weight in model.parameters() if weight.ndim >= 2]
+        self._configs = list(configs)
+        self._capture = capture
+        self._network = Network(models, configs[0].precision, channels_last=self.channels_last)
+        self._optimizer = _optimizer(self._network.parameters.values, configs)
+        self._steps: PlainSteps | RecordedSteps | None = None
+        # fused optimisers on CUDA take tensors of learning rates in float32 alone
+        self._rate_dtype = torch.float32 if data.device.type == "cuda" else torch.float64
 
     def checkpoint(self) -> Checkpoint:
         """A copy of the present weights, buffers and optimiser state."""
-        state = {key: value.detach().clone() for key, value in self.model.state_dict().items()}
-        return Checkpoint(state, copy.deepcopy(self._optimizer.state_dict()))
+        optimizer = [
+            {name: tensor.clone() for name, tensor in self._optimizer.state[value].items()} for value in self._values()
+        ]
+        return Checkpoint([tensor.detach().clone() for tensor in self._tensors()], optimizer)
 
+    @torch.no_grad()
     def restore(self, checkpoint: Checkpoint) -> None:
-        """Go back to ``checkpoint``, exactly."""
-        self.model.load_state_dict(checkpoint.state)
-        self._optimizer.load_state_dict(copy.deepcopy(checkpoint.optimizer))
+        """Go back to ``checkpoint``, exactly; everything stays where it is in memory."""
+        for tensor, saved in zip(self._tensors(), checkpoint.tensors, strict=True):
+            tensor.copy_(saved)
+        for value, states in zip(self._values(), checkpoint.optimizer, strict=True):
+            for name, tensor in self._optimizer.state[value].items():
+                if name in states:
+                    tensor.copy_(states[name])
+                else:
+                    tensor.zero_()  # an optimiser that has not begun takes its first step as with zeros
 
     def run(
         self,
         purpose: str,
-        schedule: Schedule,
+        schedules: Sequence[Schedule],
         steps: range,
         *,
-        average: MovingAverage | None = None,
+        averages: Sequence[MovingAverage] = (),
         progress: Callable[[int], None] | None = None,
-    ) -> Phase:
-        """Train over ``steps``, or until a loss is not finite.
+    ) -> list[Phase]:
+        """Train over ``steps``, or until no model's losses are finite; then a chunk of batches more may be spent.
 
         Args:
             purpose: name of the phase's streams of data order, augmentation and dropout.
-            schedule: learning rate at each step.
-            steps: the steps of the schedule, consecutive.
-            average: a moving average to update after each step.
+            schedules: of each model, the learning rate at each step.
+            steps: the steps of the schedules, consecutive.
+            averages: moving averages to update after each step.
             progress: called after each chunk of batches with the number of steps in it.
+
+        Returns:
+            What happened to each model. One with a loss that is not finite stops counting after the chunk of it.
+
+        Raises:
+            StackError: several models cannot be trained at once; found before the first step.
         """
-        config = self._config
-        batches = Batches(
-            self._data.train_x,
-            self._data.train_y,
-            config.batch_size,
-            config.augmentation,
-            seed=config.seed,
-            purpose=purpose,
-        )
+        batches = self._batches(purpose)
         start = time.perf_counter()
-        losses: list[Tensor] = []
-        norms: list[Tensor] = []
-        finite = True
-        self.model.train()
-        with torch.enable_grad(), global_seed(config.seed, f"dropout/{purpose}", self._data.device):
+        record = _Record(len(self.models), self._configs[0].record_every, len(steps))
+        self._network.train()
+        with torch.enable_grad(), global_seed(self._configs[0].seed, f"dropout/{purpose}", self._data.device):
             for chunk in batches.chunks(len(steps)):
-                for inputs, labels in chunk:
-                    losses.append(self._step(inputs, labels, schedule(steps[len(losses)])))
-                    if average is not None:
+                ahead = steps[record.taken : record.taken + len(chunk)]
+                rates = torch.tensor([[rate(step) for rate in schedules] for step in ahead], dtype=self._rate_dtype)
+                if self._steps is None:
+                    self._steps = self._first_steps(chunk, rates, batches.capacity)
+                self._steps.begin(chunk, rates)
+                for _ in ahead:
+                    self._steps.take()
+                    for average in averages:
                         average.update()
-                    if len(losses) % config.record_every == 0 or len(losses) == len(steps):
-                        norms.append(self._weight_norm_squared())
-                finite = bool(torch.stack(losses[-len(chunk) :]).isfinite().all())
+                    if record.step():
+                        record.norms.append(self._network.weight_norms_squared())
+                record.chunk(self._steps.losses().view(len(chunk), -1))
                 if progress is not None:
                     progress(len(chunk))
-                if not finite:
+                if not any(record.finite):
                     break
-        finite = finite and all(bool(value.isfinite().all()) for value in self._parameters.values)
-        return Phase(
-            steps=len(losses),
-            finite=finite,
-            seconds=time.perf_counter() - start,
-            history=self._history(losses, norms, schedule, steps),
-        )
+        record.close()
+        weights = [all(bool(value.isfinite().all()) for value in own) for own in self._network.parameters.values]
+        seconds = time.perf_counter() - start
+        return [
+            Phase(
+                steps=record.counts[model],
+                finite=record.finite[model] and weights[model],
+                seconds=seconds,
+                history=record.history(model, schedules[model], steps),
+            )
+            for model in range(len(self.models))
+        ]
 
-    def _step(self, inputs: Tensor, labels: Tensor, lr: float) -> Tensor:
-        """One step of the optimiser; returns the loss before it."""
-        self._parameters.zero_grad()
-        loss = functional.cross_entropy(self.model(inputs), labels)
-        torch.autograd.backward(loss)
-        for group in self._optimizer.param_groups:
-            group["lr"] = lr
+    def _batches(self, purpose: str) -> Batches | SideBySide:
+        streams = [
+            Batches(
+                self._data.train_x,
+                self._data.train_y,
+                config.batch_size,
+                config.augmentation,
+                seed=config.seed,
+                purpose=purpose,
+                channels_last=self.channels_last,
+            )
+            for config in self._configs
+        ]
+        return streams[0] if len(streams) == 1 else SideBySide(streams)
+
+    def _step(self, inputs: Tensor, labels: Tensor) -> Tensor:
+        """One step of the optimiser; returns the losses before it."""
+        losses = self._network.backward(inputs, labels)
         self._optimizer.step()
-        return loss.detach()
+        return losses
 
-    def _weight_norm_squared(self) -> Tensor:
-        """‖θ‖² over the parameters of two or more dimensions."""
-        return sum((weight.square().sum() for weight in self._weights), start=torch.zeros((), device=self._data.device))
+    def _first_steps(self, chunk: Chunk, rates: Tensor, capacity: int) -> PlainSteps | RecordedSteps:
+        """Recorded steps if they are asked for and possible, else plain ones and the reason."""
+        groups = self._optimizer.param_groups
+        if len(self.models) > 1:
+            self._network.check(chunk.inputs[0], chunk.labels[0])
+        try:
+            if not self._capture:
+                raise CaptureError("not asked for")
+            check_device(self._data.device)
+            if self._network.counts_batches:
+                raise CaptureError("BatchNorm with momentum=None averages by another factor at every step")
+            before = self.checkpoint()
+            recorded = RecordedSteps(self._step, groups, chunk, rates, capacity, lambda: self.restore(before))
+        except CaptureError as error:
+            self.eager_reason = str(error)
+            return PlainSteps(self._step, groups)
+        self.eager_reason = ""
+        return recorded
 
-    def _history(
-        self, losses: list[Tensor], norms: list[Tensor], schedule: Schedule, steps: range
-    ) -> dict[str, list[float]]:
-        every = self._config.record_every
-        done = [min(every * (record + 1), len(losses)) for record in range(len(norms))]
+    def _tensors(self) -> Iterator[Tensor]:
+        for model in self.models:
+            yield from chain(model.parameters(), model.buffers())
+
+    def _values(self) -> list[nn.Parameter]:
+        """What the optimiser steps."""
+        return list(chain.from_iterable(self._network.parameters.values))
+
+
+class _Record:
+    """Losses and norms of a phase, and which models' losses are finite; read from the device a chunk late.
+
+    Attributes:
+        taken: steps taken.
+        finite: of each model, whether its losses are finite as far as they were looked at.
+        counts: of each model, the steps up to the first chunk with a loss that is not.
+        norms: ‖θ‖² of the models, (models,), at the steps that are recorded.
+    """
+
+    def __init__(self, models: int, every: int, total: int) -> None:
+        self.taken = 0
+        self.finite = [True] * models
+        self.counts = [0] * models
+        self.norms: list[Tensor] = []
+        self._every, self._total = every, total
+        self._losses: list[Tensor] = []
+        self._unread: tuple[int, Arrival] | None = None
+
+    def step(self) -> bool:
+        """Count a step; whether the norms after it are recorded."""
+        self.taken += 1
+        return self.taken % self._every == 0 or self.taken == self._total
+
+    def chunk(self, losses: Tensor) -> None:
+        """Take the losses (steps, models) of a chunk, and look at those of the chunk before."""
+        self._losses.append(losses)
+        arriving = (self.taken, Arrival(losses.isfinite().all(0)))
+        self._look()
+        self._unread = arriving
+
+    def close(self) -> None:
+        """Look at the last chunk."""
+        self._look()
+        empty = torch.empty(0, len(self.finite))
+        self._all_losses = torch.cat(self._losses).double().cpu() if self._losses else empty
+        self._all_norms = torch.stack(self.norms).double().cpu() if self.norms else empty
+
+    def history(self, model: int, schedule: Schedule, steps: range) -> dict[str, list[float]]:
+        """See ``Phase.history``."""
+        count = self.counts[model]
+        done = list(range(self._every, count + 1, self._every))
+        if count == self._total and count % self._every:
+            done.append(count)
         if not done:
             return {column: [] for column in COLUMNS}
-        windows = torch.split(torch.stack(losses[: done[-1]]).double(), every)
-        rates = torch.tensor([schedule(steps[count - 1]) for count in done], dtype=torch.float64)
-        squares = torch.stack(norms).double().cpu()
+        windows = torch.split(self._all_losses[: done[-1], model], self._every)
+        rates = torch.tensor([schedule(steps[number - 1]) for number in done], dtype=torch.float64)
+        squares = self._all_norms[: len(done), model]
         columns = (
-            [float(steps[count - 1] + 1) for count in done],
+            [float(steps[number - 1] + 1) for number in done],
             torch.stack([window.mean() for window in windows]).tolist(),
             rates.tolist(),
             squares.tolist(),
@@ -221,17 +282,34 @@ class Trainer:
         )
         return dict(zip(COLUMNS, columns, strict=True))
 
+    def _look(self) -> None:
+        if self._unread is None:
+            return
+        taken, arrival = self._unread
+        self._unread = None
+        for model, finite in enumerate(arrival.get().tolist()):
+            if self.finite[model]:
+                self.counts[model] = taken
+                self.finite[model] = finite
 
-def _optimizer(parameters: list[nn.Parameter], config: TrainConfig) -> torch.optim.Optimizer:
-    if config.optimizer == "adamw":
-        return torch.optim.AdamW(
-            parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay, fused=True
-        )
-    return torch.optim.SGD(
-        parameters,
-        lr=config.lr,
-        momentum=config.momentum,
-        nesterov=config.nesterov,
-        weight_decay=config.weight_decay,
-        fused=True,
-    )
+
+def channels_last(model: nn.Module, data: Data) -> bool:
+    """Whether images are laid out with the channels last: for convolutions on CUDA devices."""
+    images = data.device.type == "cuda" and data.train_x.ndim == 4
+    return images and any(isinstance(layer, nn.Conv2d) for layer in model.modules())
+
+
+def _optimizer(values: Sequence[list[nn.Parameter]], configs: Sequence[TrainConfig]) -> torch.optim.Optimizer:
+    """The optimiser of all models, with a group for each."""
+    first = configs[0]
+    names = {"adamw": ("lr", "betas", "weight_decay"), "sgd": ("lr", "momentum", "nesterov", "weight_decay")}[
+        first.optimizer
+    ]
+    groups = [
+        {"params": own} | {name: getattr(config, name) for name in names}
+        for own, config in zip(values, configs, strict=True)
+    ]
+    if first.optimizer == "adamw":
+        # recording needs the count of steps on the device
+        return torch.optim.AdamW(groups, fused=True, capturable=values[0][0].is_cuda)
+    return torch.optim.SGD(groups, fused=True)
