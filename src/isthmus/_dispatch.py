@@ -201,6 +201,33 @@ def weighted_sum(
     )
 
 
+def multi_linear(
+    x: Tensor,
+    weight_a: Tensor,
+    weight_b: Tensor,
+    alphas: list[float] | Tensor,
+    *,
+    bias_a: Tensor | None,
+    bias_b: Tensor | None,
+    backend: str,
+) -> Tensor:
+    """``isthmus.ops.multi_linear``.
+
+    Raises:
+        BackendError: "cpp" was asked for by name: it leaves products of matrices to torch.
+    """
+    asked = FORCED if backend == "auto" else backend
+    if asked == "cpp":
+        raise BackendError(
+            "backend 'cpp' has no multi_linear: on the CPU torch's product of matrices serves. Use backend='auto'."
+        )
+    x, weight_a, weight_b = x.detach(), weight_a.detach(), weight_b.detach()
+    bias_a, bias_b = (None if bias is None else bias.detach() for bias in (bias_a, bias_b))
+    choose(backend, x.device)
+    values = alphas.tolist() if isinstance(alphas, Tensor) else alphas
+    return reference.multi_linear(x, weight_a, weight_b, values, bias_a=bias_a, bias_b=bias_b)
+
+
 def plain_sources(tensors: Column, indices: object, out: Column | None, *, same_dtype: bool) -> Any:
     """The compiled extension's view of permuted tensors if it vouches that they are valid, else ``None``.
 

@@ -35,6 +35,10 @@ _library.define("weighted_sum_out(Tensor[] tensors, Tensor weights, str backend,
 _library.define("permute(Tensor tensor, Tensor[] indices, int[] axes, str backend) -> Tensor")
 _library.define("permute_out(Tensor tensor, Tensor[] indices, int[] axes, str backend, *, Tensor(out!) out) -> ()")
 _library.define("permute_adjoint(Tensor gradient, Tensor[] indices, int[] axes, str backend) -> Tensor")
+_library.define(
+    "multi_linear(Tensor x, Tensor weight_a, Tensor weight_b, Tensor? bias_a, Tensor? bias_b, Tensor alphas, "
+    "str backend) -> Tensor"
+)
 
 # A plan as arguments, and the columns, base first, one after the other.
 _PLAN = (
@@ -96,6 +100,18 @@ def _permute_adjoint(gradient: Tensor, indices: list[Tensor], axes: list[int], b
     return _dispatch.permute_adjoint(gradient, _by_axis(gradient, indices, axes), backend=backend)
 
 
+def _multi_linear(
+    x: Tensor,
+    weight_a: Tensor,
+    weight_b: Tensor,
+    bias_a: Tensor | None,
+    bias_b: Tensor | None,
+    alphas: Tensor,
+    backend: str,
+) -> Tensor:
+    return _dispatch.multi_linear(x, weight_a, weight_b, alphas, bias_a=bias_a, bias_b=bias_b, backend=backend)
+
+
 def _by_axis(tensor: Tensor, indices: list[Tensor], axes: list[int]) -> list[Tensor | None]:
     """An index for each dimension, or None where it stays."""
     given = dict(zip(axes, indices, strict=True))
@@ -110,6 +126,7 @@ for _name, _kernel in {
     "permute": _permute,
     "permute_out": _permute_out,
     "permute_adjoint": _permute_adjoint,
+    "multi_linear": _multi_linear,
 }.items():
     _library.impl(_name, _kernel, "CompositeExplicitAutograd")
 
@@ -126,6 +143,12 @@ def _fake_permute(tensor: Tensor, indices: list[Tensor], axes: list[int], backen
     return torch.empty_like(tensor)
 
 
+def _fake_multi_linear(
+    x: Tensor, weight_a: Tensor, weight_b: Tensor, _: Any, __: Any, alphas: Tensor, ___: str
+) -> Tensor:
+    return x.new_empty(alphas.shape[0], x.shape[-2], weight_a.shape[0])
+
+
 def _fake_out(*args: Any, out: Tensor) -> None:
     return None
 
@@ -137,6 +160,7 @@ torch.library.register_fake("isthmus::weighted_sum_out", _fake_out, lib=_library
 torch.library.register_fake("isthmus::permute", _fake_permute, lib=_library)
 torch.library.register_fake("isthmus::permute_out", _fake_out, lib=_library)
 torch.library.register_fake("isthmus::permute_adjoint", _fake_permute, lib=_library)
+torch.library.register_fake("isthmus::multi_linear", _fake_multi_linear, lib=_library)
 
 
 def _save_lerp(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -251,6 +275,76 @@ def weighted_sum(tensors: Sequence[Tensor], weights: Tensor, *, out: Tensor | No
         return torch.ops.isthmus.weighted_sum(tensors, weights, backend)  # type: ignore[no-any-return]
     torch.ops.isthmus.weighted_sum_out(tensors, weights, backend, out=out)
     return out
+
+
+def _save_multi_linear(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
+    *tensors, ctx.backend = inputs
+    ctx.save_for_backward(*tensors)
+
+
+def _multi_linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
+    """Those of linear layers with W(α), and through W to the ends and to α as through ``lerp``."""
+    x, weight_a, weight_b, bias_a, bias_b, alphas = ctx.saved_tensors
+    compute = compute_dtype((x.dtype,))
+    wide, inputs = grad.to(compute), x.to(compute).expand(len(alphas), *x.shape[-2:])
+    need_x, need_weights, need_biases = (
+        any(ctx.needs_input_grad[at] for at in place) for place in ((0,), (1, 2), (3, 4))
+    )
+    need_alphas = ctx.needs_input_grad[5]
+    to_x = to_alphas = None
+    if need_x:
+        layers = torch.stack([torch.ops.isthmus.lerp(weight_a, weight_b, alpha, ctx.backend) for alpha in alphas])
+        to_x = wide @ layers.to(compute)
+        to_x = (to_x.sum(0) if x.dim() == 2 else to_x).to(x.dtype)
+    to_weights = wide.mT @ inputs if need_weights or need_alphas else None
+    to_biases = wide.sum(1) if bias_a is not None and (need_biases or need_alphas) else None
+    w = alphas.to(device=grad.device, dtype=compute)
+    if need_alphas:
+        to_alphas = _inner_of_each(to_weights, weight_b.to(compute) - weight_a.to(compute))
+        if to_biases is not None:
+            to_alphas = to_alphas + _inner_of_each(to_biases, bias_b.to(compute) - bias_a.to(compute))
+        to_alphas = to_alphas.to(alphas)
+    return (
+        to_x,
+        *_to_ends(to_weights, w, weight_a, ctx.needs_input_grad[1:3]),
+        *_to_ends(to_biases, w, bias_a, ctx.needs_input_grad[3:5]),
+        to_alphas,
+        None,
+    )
+
+
+def _inner_of_each(x: Tensor, y: Tensor) -> Tensor:
+    """The inner product of each x[k] with y."""
+    return (x * y).flatten(1).sum(1)
+
+
+def _to_ends(gradients: Tensor | None, w: Tensor, end: Tensor, needed: Sequence[bool]) -> list[Tensor | None]:
+    """Gradients of interpolations, added up to those of a and b."""
+    if gradients is None:
+        return [None, None]
+    return [
+        torch.tensordot(factors, gradients, dims=1).to(end.dtype) if need else None
+        for factors, need in zip((1 - w, w), needed, strict=True)
+    ]
+
+
+torch.library.register_autograd(
+    "isthmus::multi_linear", _multi_linear_backward, setup_context=_save_multi_linear, lib=_library
+)
+
+
+def multi_linear(
+    x: Tensor,
+    weight_a: Tensor,
+    weight_b: Tensor,
+    alphas: Tensor,
+    *,
+    bias_a: Tensor | None,
+    bias_b: Tensor | None,
+    backend: str,
+) -> Tensor:
+    """``isthmus.ops.multi_linear``."""
+    return torch.ops.isthmus.multi_linear(x, weight_a, weight_b, bias_a, bias_b, alphas, backend)  # type: ignore[no-any-return]
 
 
 # Consensus is one op for all rows, because a majority may be that of all of them.

@@ -9,9 +9,10 @@ rest is promoted as torch does, and the result is rounded once, to the dtype of 
 are never modified, and results share no memory with them, except that ``out`` may be exactly one input. Results of one
 call on lists of small tensors may share one allocation with each other.
 
-Gradients flow through ``lerp``, ``weighted_sum``, ``permute`` and ``lerp_permuted`` (twice if need be), ``linear`` and
-``consensus``, to tensors, factors and weights; under ``torch.compile`` pass factors and weights as tensors. The other
-merge rules refuse tensors that ask for a gradient. All functions are safe to call from several threads.
+Gradients flow through ``lerp``, ``weighted_sum``, ``permute``, ``lerp_permuted`` and ``multi_linear`` (twice if need
+be), ``linear`` and ``consensus``, to tensors, factors and weights; under ``torch.compile`` pass factors and weights as
+tensors. The other merge rules refuse tensors that ask for a gradient. All functions are safe to call from several
+threads.
 
 Errors and warnings call a model ``tensors[k]``, k from 0; those about values use other names within ``naming``.
 """
@@ -25,6 +26,7 @@ from ._validate import DTYPES
 from .assignment import Certificate, linear_sum_assignment
 from .consensus import consensus
 from .elementwise import lerp, weighted_sum
+from .multi_linear import multi_linear
 from .permute import lerp_permuted, permute
 from .rules import arcee_fusion, linear, nearswap, ram, ram_plus, sce
 from .selection import Thresholds, thresholds
@@ -46,6 +48,7 @@ __all__ = [
     "linear",
     "linear_sum_assignment",
     "model_stock",
+    "multi_linear",
     "multislerp",
     "naming",
     "nearswap",

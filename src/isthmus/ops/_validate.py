@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor
@@ -40,18 +40,23 @@ def column(operand: object, name: str) -> list[Tensor]:
     )
 
 
-def factor(weight: float | Tensor) -> float:
+def factor(weight: float | Tensor, name: str = "the weight") -> float:
     """A factor as a finite Python float."""
     if isinstance(weight, Tensor):
         _check_one_element(weight)
-        _refuse_to_lose_gradient(weight, "the weight")
+        _refuse_to_lose_gradient(weight, name)
         weight = weight.item()
     if torch.compiler.is_compiling():  # a number without a value yet
         return weight
     value = float(weight)
     if not math.isfinite(value):
-        raise InputError(f"the weight is {value}, expected a finite number.")
+        raise InputError(f"{name} is {value}, expected a finite number.")
     return value
+
+
+def stays_unread(weights: object) -> TypeGuard[Tensor]:
+    """Whether these are a tensor on a GPU: the host does not wait for its values, to use or to check them."""
+    return isinstance(weights, Tensor) and weights.is_cuda
 
 
 def factor_tensor(weight: float | Tensor) -> Tensor:

@@ -12,6 +12,7 @@ never do.
 from .assignment import Assignments, Proofs, assign
 from .consensus import Plan, Random, Stats, consensus, consensus_gradient, l1
 from .elementwise import compute_dtype, lerp, narrow, weighted_sum
+from .multi_linear import multi_linear
 from .permute import permute, permute_adjoint
 from .random import philox, random_keys, random_words
 from .reductions import gram
@@ -34,6 +35,7 @@ __all__ = [
     "gram",
     "l1",
     "lerp",
+    "multi_linear",
     "narrow",
     "permute",
     "permute_adjoint",
