@@ -10,7 +10,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .numbers import DTYPES, EXACT, computed_in, narrow, pointer, widen
+from .numbers import DTYPES, EXACT, TABLES, computed_in, narrow, pointer, widen
 from .table import Table
 
 _AT_ONCE = tl.constexpr(4)  # inputs whose loads are in flight together
@@ -36,7 +36,7 @@ def _lerp_block(
     tl.store(pointer(addresses, 3 * row + 2, out, aligned) + at, result, mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["weight_stride"], do_not_specialize_on_alignment=TABLES)
 def _lerp(
     addresses, numel, first_block, row_of_block, weights, weight_stride,
     dtype: tl.constexpr, out: tl.constexpr, compute: tl.constexpr, aligned: tl.constexpr, block: tl.constexpr,
@@ -82,7 +82,7 @@ def _sum_block(
     tl.store(pointer(places, width, out, aligned) + at, narrow(total, out), mask=mask)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["weight_stride", "width"], do_not_specialize_on_alignment=TABLES)
 def _weighted_sum(
     addresses, numel, first_block, row_of_block, weights, weight_stride, width,
     dtype: tl.constexpr, out: tl.constexpr, compute: tl.constexpr, aligned: tl.constexpr, block: tl.constexpr,

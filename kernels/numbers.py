@@ -14,6 +14,7 @@ import triton.language as tl
 INTERPRETED: bool = triton.knobs.runtime.interpret  # kernels run on the CPU, one program after the other
 BLOCK = 1 << 16 if INTERPRETED else 2048  # elements of one program; the interpreter's cost is by the program
 EXACT = {"enable_fp_fusion": False}  # at a launch: results are promised to the bit
+TABLES = ["addresses", "numel", "first_block", "row_of_block", "weights"]  # parts of uploads: aligned as it happens
 
 DTYPES = {
     torch.float64: tl.float64,
@@ -63,12 +64,12 @@ def to_bfloat16(x):
 def narrow(x, dtype: tl.constexpr):
     """Round what was computed once to the type that is stored."""
     if dtype == tl.float64 or dtype == tl.float32:
-        return x.to(dtype)
-    if x.dtype == tl.float64:
-        x = to_float32_odd(x)
-    if dtype == tl.bfloat16:
-        return to_bfloat16(x)
-    return x.to(tl.float16)
+        rounded = x.to(dtype)
+    else:  # the compiler reads what follows an early return, too
+        if x.dtype == tl.float64:
+            x = to_float32_odd(x)
+        rounded = to_bfloat16(x) if dtype == tl.bfloat16 else x.to(tl.float16)
+    return rounded
 
 
 def computed_in(dtype: torch.dtype) -> tl.dtype:
