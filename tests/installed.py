@@ -10,6 +10,7 @@ import torch
 
 import isthmus
 from isthmus import _dispatch
+from isthmus.kernels import table
 
 
 def seconds(code: str) -> float:
@@ -23,6 +24,13 @@ if result.tolist() != [0.25] * 4:
     sys.exit(f"isthmus.lerp gave {result}")
 if not next(row for row in _dispatch.describe() if row.name == "cpp").chosen:
     sys.exit("the installed wheel does not use its compiled extension")
+if (
+    table.make(
+        [[16, 32]], [5], dtype=torch.float32, out_dtype=torch.float32, block=4, device=torch.device("cpu")
+    ).blocks
+    != 2
+):
+    sys.exit("the installed wheel's package of kernels does not make tables")
 command = subprocess.run([sys.executable, "-m", "isthmus", "info"], capture_output=True, text=True)
 if command.returncode != 1 or "isthmus[lab]" not in command.stderr:
     sys.exit(f"without typer, the command must name the extra that brings it; it said {command.stderr!r}")
