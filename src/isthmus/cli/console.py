@@ -44,13 +44,14 @@ def guarded(command: Callable[..., None], status: int = 1) -> Callable[..., None
     return run
 
 
-def run_and_report(config: SweepConfig, out: Path, *, workers: int | None) -> None:
+def run_and_report(config: SweepConfig, out: Path, *, workers: int | None, together: int | None = None) -> None:
     """Run a sweep with a progress bar, print its table and write its files.
 
     Args:
         config: the sweep.
         out: its folder.
         workers: processes; None takes as many as the cores allow on a CPU, and one on a GPU.
+        together: pairs trained at once; see ``run_sweep``.
 
     Raises:
         KeyboardInterrupt: with a message that says how to go on.
@@ -61,6 +62,7 @@ def run_and_report(config: SweepConfig, out: Path, *, workers: int | None) -> No
             result = run_sweep(
                 *(config, out),
                 workers=workers or default_workers(config),
+                together=together,
                 progress=lambda done, total: bar.update(task, completed=done, total=total),
             )
         except KeyboardInterrupt:

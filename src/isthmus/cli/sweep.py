@@ -20,6 +20,12 @@ def sweep(
     workers: Annotated[
         int | None, typer.Option(min=1, help="Processes side by side. [default: one a core; on a GPU one]")
     ] = None,
+    together: Annotated[
+        int | None,
+        typer.Option(
+            min=1, help="Pairs trained at once. [default: 8 on a GPU for models without convolutions, else 1]"
+        ),
+    ] = None,
 ) -> None:
     """Train and merge pairs over a grid of learning rate, batch size, momentum, weight decay and augmentation.
 
@@ -29,4 +35,4 @@ def sweep(
     if device is not None:
         settings = replace(settings, base=replace(settings.base, device=device))
     check_device(settings.base.device)
-    run_and_report(settings, out, workers=workers)
+    run_and_report(settings, out, workers=workers, together=together)

@@ -93,7 +93,7 @@ class Trainer:
         self._capture = capture
         self._network = Network(models, configs[0].precision, channels_last=self.channels_last)
         self._optimizer = _optimizer(self._network.parameters.values, configs)
-        self._steps: PlainSteps | RecordedSteps | None = None
+        self._recorded: RecordedSteps | None = None
         # fused optimisers on CUDA take tensors of learning rates in float32 alone
         self._rate_dtype = torch.float32 if data.device.type == "cuda" else torch.float64
 
@@ -148,16 +148,18 @@ class Trainer:
             for chunk in batches.chunks(len(steps)):
                 ahead = steps[record.taken : record.taken + len(chunk)]
                 rates = torch.tensor([[rate(step) for rate in schedules] for step in ahead], dtype=self._rate_dtype)
-                if self._steps is None:
-                    self._steps = self._first_steps(chunk, rates, batches.capacity)
-                self._steps.begin(chunk, rates)
+                if self.eager_reason is None:
+                    self._prepare(chunk, rates, batches.capacity)
+                # not kept: it would keep this trainer, and what lies on the device, until cycles are collected
+                taking = self._recorded or PlainSteps(self._step, self._optimizer.param_groups)
+                taking.begin(chunk, rates)
                 for _ in ahead:
-                    self._steps.take()
+                    taking.take()
                     for average in averages:
                         average.update()
                     if record.step():
                         record.norms.append(self._network.weight_norms_squared())
-                record.chunk(self._steps.losses().view(len(chunk), -1))
+                record.chunk(taking.losses().view(len(chunk), -1))
                 if progress is not None:
                     progress(len(chunk))
                 if not any(record.finite):
@@ -196,9 +198,12 @@ class Trainer:
         self._optimizer.step()
         return losses
 
-    def _first_steps(self, chunk: Chunk, rates: Tensor, capacity: int) -> PlainSteps | RecordedSteps:
-        """Recorded steps if they are asked for and possible, else plain ones and the reason."""
-        groups = self._optimizer.param_groups
+    def _prepare(self, chunk: Chunk, rates: Tensor, capacity: int) -> None:
+        """Check several models on the first batch; record the step if that is asked for and possible, or say why not.
+
+        Raises:
+            StackError: the models cannot be trained at once.
+        """
         if len(self.models) > 1:
             self._network.check(chunk.inputs[0], chunk.labels[0])
         try:
@@ -208,12 +213,11 @@ class Trainer:
             if self._network.counts_batches:
                 raise CaptureError("BatchNorm with momentum=None averages by another factor at every step")
             before = self.checkpoint()
-            recorded = RecordedSteps(self._step, groups, chunk, rates, capacity, lambda: self.restore(before))
+            groups = self._optimizer.param_groups
+            self._recorded = RecordedSteps(self._step, groups, chunk, rates, capacity, lambda: self.restore(before))
+            self.eager_reason = ""
         except CaptureError as error:
             self.eager_reason = str(error)
-            return PlainSteps(self._step, groups)
-        self.eager_reason = ""
-        return recorded
 
     def _tensors(self) -> Iterator[Tensor]:
         for model in self.models:

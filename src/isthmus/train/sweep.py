@@ -40,7 +40,7 @@ from .config import TrainConfig
 from .data import Data, load_data
 from .factory import nearest
 from .models import build_model
-from .pair import Pair, train_pair
+from .pair import SHARED, Pair, train_pair, train_pairs
 from .results import Metrics, PairRecord, Scale, Status, SweepResult
 
 if TYPE_CHECKING:
@@ -50,6 +50,7 @@ Progress = Callable[[int, int], None]
 
 SCHEMA = 1  # of sweep.json and record.json
 AXES = ("lr", "batch_size", "momentum", "weight_decay", "augmentation")
+TOGETHER = 8  # pairs trained at once on a CUDA device, unless asked otherwise; not measured
 BN_SAMPLES = 8192  # training examples, unaugmented, for BatchNorm statistics: 32 batches of 256
 
 
@@ -164,13 +165,19 @@ class SweepConfig:
 
 
 def run_sweep(
-    config: SweepConfig, out: str | os.PathLike[str], *, workers: int = 1, progress: Progress | None = None
+    config: SweepConfig,
+    out: str | os.PathLike[str],
+    *,
+    workers: int = 1,
+    together: int | None = None,
+    progress: Progress | None = None,
 ) -> SweepResult:
     """Train and evaluate every pair of a sweep that the folder ``out`` does not hold yet, and gather all of them.
 
     A pair that diverges or stays untrained is recorded as such and the sweep goes on. After an interrupt, an error or a
     kill, the same call goes on from the pairs that are finished. More pairs can be asked for in the same folder; any
-    other change of the configuration is an error that names it. Results do not depend on ``workers``.
+    other change of the configuration is an error that names it. Results do not depend on ``workers``, and on
+    ``together`` by rounding alone.
 
     Args:
         config: the grid.
@@ -178,14 +185,17 @@ def run_sweep(
         workers: processes that train pairs side by side, each with ``config.base.threads`` threads. 1 trains in this
             process. With more, a script that calls this needs ``if __name__ == "__main__":``, as with every use of
             processes in Python.
+        together: pairs of one batch size that are trained at once; see ``train_pairs``. None takes 8 on a CUDA device
+            for models without convolutions, whose steps are too small to keep it busy, and else 1.
         progress: called as ``progress(pairs_done, pairs_in_all)``, first with those found in the folder.
 
     Raises:
         InputError: the folder belongs to a sweep of another configuration, or the configuration does not fit its data.
         FileError: the data are missing, or a file could not be read or written.
     """
-    if workers < 1:
-        raise InputError(f"workers is {workers}, expected at least 1.")
+    for name, count in (("workers", workers), ("together", 1 if together is None else together)):
+        if count < 1:
+            raise InputError(f"{name} is {count}, expected at least 1.")
     start = time.perf_counter()
     folder = Path(out)
     _claim(folder, config)
@@ -205,8 +215,10 @@ def run_sweep(
     done = len(jobs) - len(todo)
     if progress is not None:
         progress(done, len(jobs))
-    processes = min(workers, len(todo))
-    records = _run_here(todo, config) if processes <= 1 else _run_in_processes(todo, config, processes)
+    groups = _grouped(todo, together or (TOGETHER if torch.device(config.base.device).type == "cuda" else 1))
+    processes = min(workers, len(groups))
+    worker = _Worker(config, stack_convolutions=together is not None)
+    records = _run_here(groups, worker) if processes <= 1 else _run_in_processes(groups, worker, processes)
     for record in records:
         found[record.scale, record.pair] = record
         done += 1
@@ -259,11 +271,17 @@ class _StoppedError(Exception):
 
 
 class _Worker:
-    """Does jobs of one sweep one after the other, with the data set loaded once."""
+    """Does jobs of one sweep, with the data set loaded once.
 
-    def __init__(self, sweep: SweepConfig, stop: Event | None = None) -> None:
+    Args:
+        sweep: the sweep.
+        stack_convolutions: train the jobs of a group at once even if their models have convolutions.
+    """
+
+    def __init__(self, sweep: SweepConfig, *, stack_convolutions: bool) -> None:
         self._sweep = sweep
-        self._stop = stop
+        self._stack_convolutions = stack_convolutions
+        self.stop: Event | None = None
 
     @functools.cached_property
     def _data(self) -> Data:
@@ -274,19 +292,31 @@ class _Worker:
             config.total_steps(len(data.train_x))
         return data
 
-    def run(self, job: _Job) -> PairRecord:
-        """Train the pair unless the folder has it, evaluate it, and write its record."""
-        pair = job.trained()
-        if pair is None:
-            pair = train_pair(job.config, data=self._data, progress=self._check)
-            pair.save(job.folder)
-        with _threads(job.config.threads):
-            record = self._evaluate(pair, self._data, job)
-        write_json(job.folder / "record.json", record.to_dict())
-        return record
+    def run(self, jobs: Sequence[_Job]) -> Iterator[PairRecord]:
+        """Train the pairs that the folder does not have, at once where that helps; evaluate them, write the records."""
+        pairs = [job.trained() for job in jobs]
+        missing = [index for index, pair in enumerate(pairs) if pair is None]
+        if len(missing) > 1 and self._stacks:
+            configs = [jobs[index].config for index in missing]
+            for index, pair in zip(missing, train_pairs(configs, data=self._data, progress=self._check), strict=True):
+                pair.save(jobs[index].folder)
+                pairs[index] = pair
+        for job, found in zip(jobs, pairs, strict=True):
+            pair = found or train_pair(job.config, data=self._data, progress=self._check)
+            if found is None:
+                pair.save(job.folder)
+            with _threads(job.config.threads):
+                record = self._evaluate(pair, self._data, job)
+            write_json(job.folder / "record.json", record.to_dict())
+            yield record
+
+    @functools.cached_property
+    def _stacks(self) -> bool:
+        layers = _model(self._sweep.base, self._data).modules()
+        return self._stack_convolutions or not any(isinstance(layer, nn.modules.conv._ConvNd) for layer in layers)
 
     def _check(self, *_: object) -> None:
-        if self._stop is not None and self._stop.is_set():
+        if self.stop is not None and self.stop.is_set():
             raise _StoppedError
 
     def _evaluate(self, pair: Pair, data: Data, job: _Job) -> PairRecord:
@@ -326,22 +356,35 @@ class _Worker:
         )
 
 
-def _run_here(jobs: Sequence[_Job], config: SweepConfig) -> Iterator[PairRecord]:
-    worker = _Worker(config)
+def _grouped(jobs: Sequence[_Job], together: int) -> list[list[_Job]]:
+    """Jobs in groups of up to ``together`` that can be trained at once, in their order as far as that goes."""
+    groups: list[list[_Job]] = []
+    open_groups: dict[str, list[_Job]] = {}
     for job in jobs:
-        yield worker.run(job)
+        shape = repr([getattr(job.config, name) for name in SHARED])
+        group = open_groups.get(shape)
+        if group is None or len(group) == together:
+            group = open_groups[shape] = []
+            groups.append(group)
+        group.append(job)
+    return groups
 
 
-def _run_in_processes(jobs: Sequence[_Job], config: SweepConfig, workers: int) -> Iterator[PairRecord]:
+def _run_here(groups: Sequence[Sequence[_Job]], worker: _Worker) -> Iterator[PairRecord]:
+    for group in groups:
+        yield from worker.run(group)
+
+
+def _run_in_processes(groups: Sequence[Sequence[_Job]], worker: _Worker, workers: int) -> Iterator[PairRecord]:
     """Do the jobs in processes of their own; after an interrupt or error these stop at their next step and end."""
     context = multiprocessing.get_context("spawn")  # torch's threads do not survive a fork
     stop = context.Event()
-    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(config, stop))
+    pool = ProcessPoolExecutor(workers, mp_context=context, initializer=_start_worker, initargs=(worker, stop))
     try:
         with _ignored_interrupts():  # which the processes inherit: this process alone answers to Ctrl-C
-            futures = [pool.submit(_run_in_worker, job) for job in jobs]
+            futures = [pool.submit(_run_in_worker, group) for group in groups]
         for future in as_completed(futures):
-            yield future.result()
+            yield from future.result()
     except BrokenProcessPool as error:
         raise IsthmusError(
             "a worker process of the sweep died, perhaps for lack of memory, or because the calling script has no "
@@ -355,11 +398,12 @@ def _run_in_processes(jobs: Sequence[_Job], config: SweepConfig, workers: int) -
 _worker: _Worker | None = None  # of a worker process
 
 
-def _start_worker(config: SweepConfig, stop: Event) -> None:
+def _start_worker(worker: _Worker, stop: Event) -> None:
     global _worker
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
-    _worker = _Worker(config, stop)
+    _worker = worker
+    _worker.stop = stop
 
 
 def _end_with_parent() -> None:
@@ -370,10 +414,10 @@ def _end_with_parent() -> None:
         os._exit(1)
 
 
-def _run_in_worker(job: _Job) -> PairRecord:
+def _run_in_worker(group: Sequence[_Job]) -> list[PairRecord]:
     if _worker is None:
         raise IsthmusError("this process is not a worker of a sweep.")
-    return _worker.run(job)
+    return list(_worker.run(group))
 
 
 @contextmanager
