@@ -370,10 +370,11 @@ class _Run:
         averages: Sequence[MovingAverage] = (),
     ) -> None:
         phases = trainer.run(name, rates, steps, averages=averages, progress=self._advance)
+        reason = self._execution.eager_reason or trainer.eager_reason
         self._execution = replace(
             self._execution,
-            captured=trainer.eager_reason == "",
-            eager_reason=trainer.eager_reason or "",
+            captured=reason == "",
+            eager_reason=reason or "",
             channels_last=trainer.channels_last,
         )
         for member, phase, model in zip(self._members, phases, trainer.models, strict=True):
