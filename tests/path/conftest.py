@@ -2,10 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from isthmus.path import pipeline
+from isthmus.path.device import InOrder, device_of
+
+READS = ("item", "_local_scalar_dense", "equal", "is_nonzero", "nonzero", "unique", "masked_select")
 
 
 @pytest.fixture
@@ -15,3 +23,63 @@ def one_thread() -> Iterator[None]:
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="session")
+def device() -> torch.device:
+    """A GPU where there is one."""
+    return torch.device("cuda" if torch.cuda.is_available() else "cpu")
+
+
+class Recording(TorchDispatchMode):
+    """Operations as a CUDA graph keeps them: with the tensors and numbers that they were called with.
+
+    Reading a value is an error. Doing them again writes into the memory that the results had the first time.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[tuple[Any, ...]] = []
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.overloadpacket.__name__ in READS:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        results = func(*args, **(kwargs or {}))
+        self.steps.append((func, args, kwargs or {}, results))
+        return results
+
+    def replay(self) -> None:
+        for func, args, kwargs, kept in self.steps:
+            results = func(*args, **kwargs)
+            for old, new in zip(tree_leaves(kept), tree_leaves(results), strict=True):
+                if isinstance(old, torch.Tensor) and old.data_ptr() != new.data_ptr():
+                    old.copy_(new)
+
+
+def record(_device: InOrder, function: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
+    """What ``Cuda.capture`` does, with a recording."""
+    with Recording():
+        function()
+    recording = Recording()
+    with recording:
+        outputs = function()
+
+    def replay() -> torch.Tensor:
+        with torch.inference_mode():
+            recording.replay()
+            return outputs.clone()
+
+    return replay
+
+
+@pytest.fixture
+def in_order(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Call it to choose whether points are evaluated in the background, on a CPU with recordings instead of graphs."""
+
+    def choose(*, background: bool, graphs: bool = False) -> None:
+        monkeypatch.setattr(pipeline, "device_of", device_of if background else InOrder)
+        monkeypatch.setattr(InOrder, "background", background)
+        monkeypatch.setattr(InOrder, "capture", record if graphs else capture)
+
+    capture = InOrder.capture
+    return choose

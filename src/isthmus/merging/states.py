@@ -38,9 +38,15 @@ def lerp_states(
         out = FlatState.zeros(a.layout, device=a.device)
     else:
         a.layout.check(out.layout, name="out", expected="a")
-    _copy_exact([a, b], out)
-    ops.lerp(a.averaged, b.averaged, weight, out=out.averaged, backend=backend)
+    check_exact([a, b])
+    write_lerp(a, b, weight, out, backend=backend)
     return out
+
+
+def write_lerp(a: FlatState, b: FlatState, weight: float | Tensor, out: FlatState, *, backend: str = "auto") -> None:
+    """``lerp_states`` of models for which ``check_exact`` was called before; on a GPU the host waits for nothing."""
+    _copy_exact(a, out)
+    ops.lerp(a.averaged, b.averaged, weight, out=out.averaged, backend=backend)
 
 
 def weighted_sum_states(
@@ -71,25 +77,45 @@ def weighted_sum_states(
         out = FlatState.zeros(first.layout, device=first.device)
     else:
         first.layout.check(out.layout, name="out", expected="states[0]")
-    terms = [(state.averaged, weight) for state, weight in zip(states, weights, strict=True) if weight != 0]
-    if not terms:
+    if not any(weights):
         raise InputError("the weights of a sum of models are all 0; give at least one that is not.")
-    _copy_exact(states, out)
-    ops.weighted_sum([term for term, _ in terms], [weight for _, weight in terms], out=out.averaged, backend=backend)
+    check_exact(states)
+    write_weighted_sum(states, weights, out, backend=backend)
     return out
 
 
-def _copy_exact(states: Sequence[FlatState], out: FlatState) -> None:
-    """Copy the integer and boolean entries, which must be equal in all models, from the first."""
+def write_weighted_sum(
+    states: Sequence[FlatState], weights: Sequence[float], out: FlatState, *, backend: str = "auto"
+) -> None:
+    """``weighted_sum_states`` of models for which ``check_exact`` was called; on a GPU the host waits for nothing."""
+    terms = [(state.averaged, weight) for state, weight in zip(states, weights, strict=True) if weight != 0]
+    _copy_exact(states[0], out)
+    ops.weighted_sum([term for term, _ in terms], [weight for _, weight in terms], out=out.averaged, backend=backend)
+
+
+def check_exact(states: Sequence[FlatState]) -> None:
+    """Check that the integer and boolean entries of models of one layout, batch counters aside, are equal.
+
+    Raises:
+        InputError: one differs.
+    """
     first = states[0]
-    for dtype, buffer in out.buffers.items():
-        if dtype.is_floating_point or dtype.is_complex:
-            continue
+    for dtype in _exact(first):
         for other in states[1:]:
             if not torch.equal(first.buffers[dtype], other.buffers[dtype]):
                 _check_exact(first, other, dtype)
-        if out is not first:
-            buffer.copy_(first.buffers[dtype])
+
+
+def _copy_exact(first: FlatState, out: FlatState) -> None:
+    """Copy the integer and boolean entries."""
+    if out is not first:
+        for dtype in _exact(first):
+            out.buffers[dtype].copy_(first.buffers[dtype])
+
+
+def _exact(state: FlatState) -> list[torch.dtype]:
+    """The integer and boolean dtypes of a model."""
+    return [dtype for dtype in state.buffers if not (dtype.is_floating_point or dtype.is_complex)]
 
 
 def _check_exact(a: FlatState, b: FlatState, dtype: torch.dtype) -> None:

@@ -42,6 +42,15 @@ class AffineWalk(Walk[Point, Result]):
         """Anchors, of which outputs are kept."""
         return point in self.anchors
 
+    def late(self, point: Point) -> bool:
+        """Not the models; nor a point where combining first layers is compared with computing them."""
+        return super().late(point) and point not in self.models.values() and all(map(self._settled, self.splits))
+
+    def first_layers(self, split: str) -> SharedLayers | None:
+        """Those that are combined at all points but anchors and models."""
+        shared = self._shared.get(split)
+        return shared if shared is not None and shared.active else None
+
     def measure(self, split: str, evaluate: Evaluate, point: Point) -> dict[str, float]:
         """The metrics at one point."""
         if not isinstance(evaluate, Evaluator):
@@ -52,9 +61,20 @@ class AffineWalk(Walk[Point, Result]):
         self.note_autocast(split, evaluate, point, values)
         return values
 
+    def _shares(self, evaluator: Evaluator) -> bool:
+        """Whether first layers may be combined."""
+        return bool(self.anchors) and bool(evaluator.share_first_layer) and evaluator.dtype is None
+
+    def _settled(self, split: str) -> bool:
+        """Whether it is known which layers are combined on a split."""
+        evaluate = self.splits[split]
+        if not isinstance(evaluate, Evaluator) or not self._shares(evaluate):
+            return True
+        return split in self._shared and self._shared[split].checked
+
     def _sharing(self, split: str, evaluator: Evaluator, point: Point) -> AbstractContextManager[None]:
         """Remember first layers at an anchor, combine them at other points that are no models."""
-        if not self.anchors or not evaluator.share_first_layer or evaluator.dtype is not None:
+        if not self._shares(evaluator):
             return nullcontext()
         if split not in self._shared:
             measured = evaluator.share_first_layer == "auto"

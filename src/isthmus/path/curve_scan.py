@@ -10,13 +10,16 @@ from typing import Any, Literal
 from torch import Tensor, nn
 
 from isthmus.errors import InputError
+from isthmus.flat import FlatState
 
 from .curve import Curve, point_weights
+from .device import InOrder
 from .evaluate import Data
 from .line import line_points, run_line
 from .line_walk import MIDPOINT, A, B, LineWalk
 from .result import PathResult
-from .walk import Evaluate, Progress
+from .several import SeveralModels
+from .walk import Evaluate, Progress, Walk
 
 
 class CurveWalk(LineWalk):
@@ -30,9 +33,13 @@ class CurveWalk(LineWalk):
         self.anchors = (A, B, MIDPOINT)
         self._curve = replace(curve, a=self._a, theta=self.load(curve.theta, "theta"), b=self._b)
 
-    def write(self, point: float) -> None:
+    def write(self, point: float, out: FlatState) -> None:
         """Write the model at t; 0 and 1 are the ends to the bit."""
-        self._curve.at(point, out=self.work, backend=self.backend)
+        self._curve.at(point, out=out, backend=self.backend)
+
+    def several(self, device: InOrder) -> SeveralModels | str:
+        """Nothing: a model of the curve is a combination of three."""
+        return Walk.several(self, device)
 
     def coordinates(self, point: float) -> tuple[float, float]:
         """The weights of B and of the midpoint when the model at t is a combination of these two and A."""

@@ -26,7 +26,7 @@ from isthmus.errors import InputError
 from isthmus.flat import FlatState, canonical_keys
 from isthmus.merging.companions import to_compute
 
-from .metrics import inner
+from .metrics import inner_products
 
 NORMALIZATIONS = ("filter", "layer", "model", "none")
 VECTORS = "1d"  # the word for biases and norm parameters among what is excluded
@@ -48,7 +48,7 @@ def parameter_keys(model: nn.Module) -> list[str]:
 
 def dot(a: FlatState, b: FlatState, keys: Sequence[str]) -> float:
     """The real inner product of two states over ``keys``, in float64."""
-    return sum(inner(a[key], b[key]) for key in keys)
+    return sum(inner_products((a[key], b[key]) for key in keys))
 
 
 def norm(state: FlatState, keys: Sequence[str]) -> float:

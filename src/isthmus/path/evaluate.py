@@ -49,6 +49,8 @@ class Evaluator:
         memory_format: of the inputs; None until the first model has decided it, if it was not given.
         dtype: the autocast dtype, or None.
         share_first_layer: whether scans may combine the first layer's outputs; see ``isthmus.path.shared``.
+        graphs: whether scans may capture the model's passes in CUDA graphs; see ``isthmus.path.graphs``.
+        alphas_at_once: how many models scans of a line may evaluate together; see ``isthmus.path.several``.
     """
 
     def __init__(
@@ -64,6 +66,8 @@ class Evaluator:
         dtype: torch.dtype | None = None,
         memory_format: torch.memory_format | None = None,
         share_first_layer: bool | Literal["auto"] = "auto",
+        graphs: bool = True,
+        alphas_at_once: int | Literal["auto"] = "auto",
     ) -> None:
         """Materialise the data.
 
@@ -90,6 +94,11 @@ class Evaluator:
             memory_format: of the inputs, ``torch.channels_last`` for example; by default decided by ``calibrate``.
             share_first_layer: whether scans may combine the first layer's outputs instead of computing them: "auto"
                 where that is faster, True wherever it is possible, or False. Memory is limited either way.
+            graphs: whether scans of a model on a CUDA device may capture its passes over the data in CUDA graphs, where
+                the model allows. Give False for one whose forward pass does more than compute outputs, since replaying
+                a graph runs no Python.
+            alphas_at_once: how many models scans of a line may evaluate together where all parameters belong to linear
+                layers: by default 16 on a CUDA device and 1, one after the other, elsewhere.
 
         Raises:
             InputError: the data is empty or cannot be understood, an option is unknown or out of range, or ``loss`` is
@@ -103,6 +112,8 @@ class Evaluator:
             raise InputError(f"batch_size of an Evaluator must be an integer of at least 1, got {batch_size!r}.")
         if share_first_layer not in (True, False, "auto"):
             raise InputError(f"share_first_layer={share_first_layer!r} is unknown; it is 'auto', True or False.")
+        if alphas_at_once != "auto" and not (isinstance(alphas_at_once, int) and alphas_at_once >= 1):
+            raise InputError(f"alphas_at_once={alphas_at_once!r}, expected 'auto' or an integer of at least 1.")
         self.inputs = inputs.to(device)
         self.targets = targets.to(device)
         self.metrics = _metrics(task, metrics, loss)
@@ -110,6 +121,8 @@ class Evaluator:
         self.memory_format = memory_format
         self.dtype = dtype
         self.share_first_layer = share_first_layer
+        self.graphs = graphs
+        self.alphas_at_once = alphas_at_once
         self._unpack = unpack
         ours = {metric for known in TASKS.values() for metric in known.values()}
         self._scored_bytes = SCORED_BYTES if ours.issuperset(self.metrics.values()) else 1
@@ -128,7 +141,29 @@ class Evaluator:
         Raises:
             InputError: the model is on another device, writes into its input, or a metric returns a wrong shape.
         """
-        return self._evaluate(model, self.dtype)
+        return self.named(self.means(model).tolist())
+
+    def means(self, model: nn.Module) -> Tensor:
+        """What a call returns, in the order of ``metrics``, as a float64 tensor on the device that nobody waited for.
+
+        Raises:
+            InputError: as for a call.
+        """
+        return self._means(model, self.dtype)
+
+    def named(self, means: Iterable[float]) -> dict[str, float]:
+        """What a call returns, made of what ``means`` does."""
+        return dict(zip(self.metrics, means, strict=True))
+
+    def bare_means(self, model: Callable[[Tensor], Any], copies: int = 1) -> Tensor:
+        """The forward passes and metrics of ``means`` alone, shape (copies, metrics), once the rest is decided.
+
+        Args:
+            model: what outputs come from; its mode and its buffers are not looked after.
+            copies: how many models it stands for: it returns the outputs of all for a batch, one after the other.
+        """
+        with self._computing(self.dtype):
+            return self._mean(self._batches(self._outputs(model, copies), copies), copies)
 
     def outputs(self, model: nn.Module) -> Tensor:
         """The outputs of ``model`` for all inputs, in order, shape (n, ...), on the device.
@@ -143,11 +178,11 @@ class Evaluator:
     def score(self, outputs: Tensor) -> dict[str, float]:
         """The metrics of outputs that are known, as ``outputs(model)`` returns them; in the batches of a call."""
         with torch.inference_mode():
-            return self._mean(self._batches(torch.split(outputs, self.batch_size or len(self))))
+            return self.named(self._mean(self._batches(torch.split(outputs, self.batch_size or len(self))))[0].tolist())
 
     def autocast_difference(self, model: nn.Module, values: Mapping[str, float]) -> dict[str, float]:
         """What autocast changed: ``values``, the metrics found under it, minus those in the model's own dtype."""
-        exact = self._evaluate(model, None)
+        exact = self.named(self._means(model, None).tolist())
         return {name: value - exact[name] for name, value in values.items()}
 
     def calibrate(self, model: nn.Module) -> None:
@@ -179,10 +214,15 @@ class Evaluator:
             "autocast": None if self.dtype is None else _short(self.dtype),
         }
 
-    def _evaluate(self, model: nn.Module, dtype: torch.dtype | None) -> dict[str, float]:
+    def _means(self, model: nn.Module, dtype: torch.dtype | None) -> Tensor:
         self.calibrate(model)
         with self._inference(model, dtype):
-            return self._mean(self._batches(self._outputs(model)))
+            return self._mean(self._batches(self._outputs(model)))[0]
+
+    @contextmanager
+    def _computing(self, dtype: torch.dtype | None) -> Iterator[None]:
+        with torch.inference_mode(), torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
+            yield
 
     @contextmanager
     def _inference(self, model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
@@ -193,8 +233,7 @@ class Evaluator:
                 f"make it with Evaluator(..., device={str(parameter.device)!r})."
             )
         version = self.inputs._version
-        autocast = torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
-        with preserved_modes(model), torch.inference_mode(), preserved_buffers(model), autocast:
+        with preserved_modes(model), self._computing(dtype), preserved_buffers(model):
             model.eval()
             yield
         if self.inputs._version != version:
@@ -203,29 +242,31 @@ class Evaluator:
                 "make its first operation work out of place (inplace=False)."
             )
 
-    def _outputs(self, model: nn.Module) -> Iterator[Tensor]:
+    def _outputs(self, model: Callable[[Tensor], Any], copies: int = 1) -> Iterator[Tensor]:
         """What the model returns, batch by batch."""
-        return (self._forward(model, inputs) for inputs in torch.split(self.inputs, self.batch_size or len(self)))
+        batches = torch.split(self.inputs, self.batch_size or len(self))
+        return (self._forward(model, inputs, copies) for inputs in batches)
 
-    def _batches(self, batches: Iterable[Tensor]) -> Batches:
-        """Outputs and targets, batch by batch, or small ones of several batches together."""
+    def _batches(self, batches: Iterable[Tensor], copies: int = 1) -> Batches:
+        """Outputs and targets, batch by batch, or small ones of one model in several batches together."""
         pending: list[Tensor] = []
         done = 0
         for batch in batches:
             pending.append(batch)
-            done += len(batch)
-            if done == len(self) or sum(outputs.nbytes for outputs in pending) >= self._scored_bytes:
+            done += len(batch) // copies
+            enough = copies > 1 or sum(outputs.nbytes for outputs in pending) >= self._scored_bytes
+            if done == len(self) or enough:
                 outputs = pending[0] if len(pending) == 1 else torch.cat(pending)
-                yield outputs, self.targets[done - len(outputs) : done]
+                yield outputs, self.targets[done - len(outputs) // copies : done]
                 pending.clear()
 
-    def _forward(self, model: nn.Module, inputs: Tensor) -> Tensor:
+    def _forward(self, model: Callable[[Tensor], Any], inputs: Tensor, copies: int) -> Tensor:
         outputs = model(inputs)
         if self._unpack is not None:
             outputs = self._unpack(outputs)
         elif not isinstance(outputs, Tensor):
             outputs = getattr(outputs, "logits", outputs)
-        if not isinstance(outputs, Tensor) or outputs.shape[:1] != inputs.shape[:1]:
+        if not isinstance(outputs, Tensor) or outputs.dim() == 0 or len(outputs) != copies * len(inputs):
             came = f"shape {tuple(outputs.shape)}" if isinstance(outputs, Tensor) else f"a {type(outputs).__name__}"
             raise InputError(
                 f"the model returned {came} for {len(inputs)} inputs, expected one tensor of shape "
@@ -233,16 +274,18 @@ class Evaluator:
             )
         return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
-    def _mean(self, batches: Batches) -> dict[str, float]:
-        sums: dict[str, Tensor] = {}
-        counts: dict[str, Tensor | int] = {}
-        for outputs, targets in batches:
-            for name, metric in self.metrics.items():
-                total, count = _sum(metric(outputs, targets), len(targets), name)
-                sums[name] = sums[name] + total if name in sums else total
-                counts[name] = counts.get(name, 0) + count
-        means = torch.stack([sums[name] / counts[name] for name in self.metrics])
-        return dict(zip(self.metrics, means.tolist(), strict=True))
+    def _mean(self, batches: Batches, copies: int = 1) -> Tensor:
+        """The means over samples, shape (copies, metrics)."""
+        sums: dict[tuple[int, str], Tensor] = {}
+        counts: dict[tuple[int, str], Tensor | int] = {}
+        for together, targets in batches:
+            for copy, outputs in enumerate(together.chunk(copies)):
+                for name, metric in self.metrics.items():
+                    total, count = _sum(metric(outputs, targets), len(targets), name)
+                    place = copy, name
+                    sums[place] = sums[place] + total if place in sums else total
+                    counts[place] = counts.get(place, 0) + count
+        return torch.stack([total / counts[place] for place, total in sums.items()]).view(copies, -1)
 
 
 def materialise(data: Data) -> tuple[Tensor, Tensor]:

@@ -177,7 +177,7 @@ def run_line(
         higher_is_better=higher_is_better,
         max_points=max_points,
     )
-    result = walk.run(walk.refinement, COARSE_POINTS)
+    result = walk.run(walk.refinement, COARSE_POINTS, dependent=True)
     bound = walk.refinement.bound
     if math.isnan(bound):
         warn(

@@ -4,22 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 
-from isthmus import merging
 from isthmus.errors import InputError
 from isthmus.flat import FlatState
 from isthmus.merging.sources import Source
+from isthmus.merging.states import check_exact, write_lerp
 
 from . import metrics
 from .affine_walk import AffineWalk
+from .device import InOrder
 from .directions import parameter_keys
 from .evaluate import Evaluator
 from .result import PathResult
+from .several import SeveralModels, why_not_several
 from .tables import numbers_at, values_at
 from .tasks import accuracy, cross_entropy
 from .walk import Evaluate, versions
@@ -66,9 +69,15 @@ class LineWalk(AffineWalk[float, PathResult]):
         self.anchors = (A, B)
         self.models = {"a": A, "b": B}
 
-    def write(self, point: float) -> None:
+    def write(self, point: float, out: FlatState) -> None:
         """Interpolate between the ends; 0 and 1 are the ends to the bit."""
-        merging.lerp_states(self._a, self._b, point, out=self.work, backend=self.backend)
+        write_lerp(*self._ends, point, out, backend=self.backend)
+
+    @cached_property
+    def _ends(self) -> tuple[FlatState, FlatState]:
+        """A and B, when their integer entries were found to be equal."""
+        check_exact([self._a, self._b])
+        return self._a, self._b
 
     def coordinates(self, point: float) -> tuple[float, ...]:
         """The interpolation factor."""
@@ -77,6 +86,13 @@ class LineWalk(AffineWalk[float, PathResult]):
     def remeasured(self, point: float) -> bool:
         """Ends and midpoint, where outputs are compared."""
         return point in (A, B, MIDPOINT)
+
+    def several(self, device: InOrder) -> SeveralModels | str:
+        """What evaluates several models of the line at once, or why nothing does."""
+        evaluators = {split: each for split, each in self.splits.items() if isinstance(each, Evaluator)}
+        if why_not := why_not_several(self.model, evaluators, device):
+            return why_not
+        return SeveralModels(self.model, *self._ends, evaluators, device)
 
     def measure(self, split: str, evaluate: Evaluate, point: float) -> dict[str, float]:
         """The metrics at one point; at an end or the midpoint, note what else is compared there."""

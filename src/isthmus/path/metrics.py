@@ -8,7 +8,7 @@ barrier is always a worsening and a gain always an improvement.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -94,9 +94,14 @@ def integral(values: ArrayLike, positions: ArrayLike) -> float:
     return float(np.diff(points) @ (heights[:-1] + heights[1:]) / 2 / (points[-1] - points[0]))
 
 
-def inner(x: Tensor, y: Tensor) -> float:
-    r"""The real inner product :math:`\operatorname{Re} \sum_i \bar x_i y_i` of two tensors of one shape, in float64."""
-    return float(torch.vdot(to_compute(x).flatten(), to_compute(y).flatten()).real)
+def inner_products(pairs: Iterable[tuple[Tensor, Tensor]]) -> list[float]:
+    r"""The real inner products :math:`\operatorname{Re} \sum_i \bar x_i y_i` of tensors of one shape, in float64.
+
+    They are read from the device together.
+    """
+    products = [torch.vdot(to_compute(x).flatten(), to_compute(y).flatten()).real for x, y in pairs]
+    read: list[float] = torch.stack(products).tolist() if products else []
+    return read
 
 
 def distances(a: Sequence[Tensor], b: Sequence[Tensor], base: Sequence[Tensor] | None = None) -> dict[str, float]:
@@ -116,10 +121,8 @@ def distances(a: Sequence[Tensor], b: Sequence[Tensor], base: Sequence[Tensor] |
         ``task_cosine``: :math:`\cos(A - \theta_0, B - \theta_0)`, with the norms ``task_norm_a`` and ``task_norm_b``.
         NaN where a vector of norm 0 is divided by.
     """
-    squared = 0.0
-    for x, y in zip(a, b, strict=True):
-        difference = to_compute(x) - to_compute(y)
-        squared += inner(difference, difference)
+    differences = (to_compute(x) - to_compute(y) for x, y in zip(a, b, strict=True))
+    squared = sum(inner_products((difference, difference) for difference in differences))
     norm_a, norm_b, cosine = _cosine(a, b)
     scale = math.sqrt(norm_a * norm_b)
     result = {"l2": math.sqrt(squared), "relative": math.sqrt(squared) / scale if scale else math.nan, "cosine": cosine}
@@ -205,12 +208,8 @@ def _peak(alphas: ArrayLike, excess: Array, higher_is_better: bool) -> Peak:
 
 def _cosine(a: Sequence[Tensor], b: Sequence[Tensor]) -> tuple[float, float, float]:
     """Both norms and the cosine of the angle."""
-    dot = squared_a = squared_b = 0.0
-    for x, y in zip(a, b, strict=True):
-        x, y = to_compute(x), to_compute(y)
-        dot += inner(x, y)
-        squared_a += inner(x, x)
-        squared_b += inner(y, y)
+    dot = sum(inner_products(zip(a, b, strict=True)))
+    squared_a, squared_b = (sum(inner_products((x, x) for x in each)) for each in (a, b))
     scale = math.sqrt(squared_a) * math.sqrt(squared_b)
     return math.sqrt(squared_a), math.sqrt(squared_b), dot / scale if scale else math.nan
 

@@ -10,8 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import nn
 
-from isthmus import merging
 from isthmus.flat import FlatState
+from isthmus.merging.states import check_exact, write_weighted_sum
 
 from .affine_walk import AffineWalk
 from .plane_result import PlaneResult
@@ -77,6 +77,7 @@ class PlaneWalk(AffineWalk[Point, PlaneResult]):
 
     def scan(self, plane: Plane, x: Array, y: Array) -> PlaneResult:
         """Evaluate three corners of the grid, which all share their first layers with, the models, and the rest."""
+        check_exact(plane.states)
         self._plane, self._x, self._y = plane, x, y
         self.models = plane.models
         grid = [(column, row) for row in y.tolist() for column in x.tolist()]
@@ -88,9 +89,9 @@ class PlaneWalk(AffineWalk[Point, PlaneResult]):
         """What decides the values of a point, how the plane was made among it."""
         return super().settings() | {"plane": self._plane.choices}
 
-    def write(self, point: Point) -> None:
+    def write(self, point: Point, out: FlatState) -> None:
         """Sum the states of the plane; a model of the plane is itself to the bit."""
-        merging.weighted_sum_states(self._plane.states, self._plane.weights(point), out=self.work, backend=self.backend)
+        write_weighted_sum(self._plane.states, self._plane.weights(point), out, backend=self.backend)
 
     def coordinates(self, point: Point) -> tuple[float, float]:
         """How far from the first corner of the grid towards the second and the third."""

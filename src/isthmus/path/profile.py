@@ -12,9 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from isthmus import merging
 from isthmus.errors import InputError
 from isthmus.flat import FlatState
+from isthmus.merging.states import check_exact, write_weighted_sum
 
 from .affine_walk import AffineWalk
 from .directions import norm, parameter_keys, random_directions
@@ -114,6 +114,7 @@ class ProfileWalk(AffineWalk[float, ProfileResult]):
         self._higher_is_better = higher_is_better
         self.models = {"model": MODEL}
         self._states: list[FlatState] = [self.load(model, "model"), *random_directions(model, **drawn)]
+        check_exact(self._states)
         keys = parameter_keys(model)
         self._distances = {name: norm(s, keys) for name, s in zip(("norm_model", "norm"), self._states, strict=True)}
 
@@ -128,9 +129,9 @@ class ProfileWalk(AffineWalk[float, ProfileResult]):
         points = list(dict.fromkeys([MODEL, farthest, *alphas]))
         return self.run(points, len(points))
 
-    def write(self, point: float) -> None:
+    def write(self, point: float, out: FlatState) -> None:
         """Go from the model along the direction; at 0 it is the model to the bit."""
-        merging.weighted_sum_states(self._states, [1.0, point], out=self.work, backend=self.backend)
+        write_weighted_sum(self._states, [1.0, point], out, backend=self.backend)
 
     def coordinates(self, point: float) -> tuple[float]:
         """The multiple in units of that of the farthest point."""

@@ -32,6 +32,7 @@ convolutions multiply in TF32, their u is larger by :math:`2^{-11}`.
 
 from __future__ import annotations
 
+import copy
 import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
@@ -53,7 +54,11 @@ Forward = Callable[[nn.Module, Tensor], Tensor]
 
 
 class SharedLayers:
-    """What a model's first layers return for resident data at the anchors of a line or a plane."""
+    """What a model's first layers return for resident data at the anchors of a line or a plane.
+
+    Attributes:
+        checked: whether a combined evaluation was compared with a computed one, after which nothing changes.
+    """
 
     def __init__(self, model: nn.Module, resident: Tensor, *, directions: int, measured: bool) -> None:
         """Find the affine layers of ``model``.
@@ -73,7 +78,7 @@ class SharedLayers:
         self._room = MEMORY_LIMIT
         self._known: dict[nn.Module, dict[object, list[Tensor]]] = {layer: {} for layer in self._layers}
         self._measured = measured
-        self._checked = False  # whether a combined evaluation was compared with a computed one
+        self.checked = False
 
     @property
     def active(self) -> bool:
@@ -94,19 +99,22 @@ class SharedLayers:
                 self._room -= outputs.nbytes
             return outputs
 
-        with _replaced(self._layers, forward):
+        with replaced(self._layers, forward):
             yield
 
     @contextmanager
-    def combine(self, coordinates: Sequence[float]) -> Iterator[None]:
-        """Answer remembered calls for the model at ``coordinates``, one per direction."""
+    def combine(self, coordinates: Sequence[float] | Tensor) -> Iterator[None]:
+        """Answer remembered calls for the model at ``coordinates``, one per direction.
+
+        Once that is checked, they may be a float64 tensor on the device, which is read there.
+        """
         gains: dict[nn.Module, float] = defaultdict(float)  # seconds that combining saves; -inf where it is wrong
 
         def forward(layer: nn.Module, inputs: Tensor) -> Tensor:
             known = self._known[layer].get(_call(inputs), [])
             if not self._complete(known):
                 return _compute(layer, inputs)
-            if self._checked:
+            if self.checked or isinstance(coordinates, Tensor):
                 return _combination(known, coordinates)
             start = clock(self._device)
             combined = _combination(known, coordinates)
@@ -118,12 +126,19 @@ class SharedLayers:
             gains[layer] = -math.inf
             return computed
 
-        with _replaced(self._remembered(), forward):
+        with replaced(self._remembered(), forward):
             yield
-        self._checked = True
+        self.checked = True
         for layer, gain in gains.items():
             if gain == -math.inf or (self._measured and gain <= 0):
                 self._known[layer].clear()
+
+    def on_copy(self, model: nn.Module, other: nn.Module) -> SharedLayers:
+        """The same for another copy of ``model``, once a combined evaluation was checked."""
+        names = {module: name for name, module in model.named_modules()}
+        copied = copy.copy(self)
+        copied._known = {other.get_submodule(names[layer]): calls for layer, calls in self._known.items()}
+        return copied
 
     def _complete(self, known: list[Tensor]) -> bool:
         return len(known) == self._directions + 1
@@ -134,7 +149,7 @@ class SharedLayers:
 
 
 @contextmanager
-def _replaced(layers: Sequence[nn.Module], forward: Forward) -> Iterator[None]:
+def replaced(layers: Sequence[nn.Module], forward: Forward) -> Iterator[None]:
     """Have ``forward`` called in the place of the layers' own methods."""
     for layer in layers:
         layer.__dict__["forward"] = partial(forward, layer)  # an instance's attribute hides the method
@@ -150,8 +165,14 @@ def _compute(layer: nn.Module, inputs: Tensor) -> Tensor:
     return outputs
 
 
-def _combination(known: Sequence[Tensor], coordinates: Sequence[float]) -> Tensor:
+def _combination(known: Sequence[Tensor], coordinates: Sequence[float] | Tensor) -> Tensor:
     """The outputs at ``coordinates``."""
+    if isinstance(coordinates, Tensor):
+        factors = coordinates.to(known[0].dtype)
+        outputs = torch.addcmul(known[0], known[1], factors[0])
+        for difference, factor in zip(known[2:], factors[1:], strict=True):
+            outputs.addcmul_(difference, factor)
+        return outputs
     outputs = torch.add(known[0], known[1], alpha=coordinates[0])
     for difference, coordinate in zip(known[2:], coordinates[1:], strict=True):
         outputs.add_(difference, alpha=coordinate)

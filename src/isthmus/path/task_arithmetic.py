@@ -122,12 +122,12 @@ class TaskArithmeticWalk(AffineWalk[Point, TaskArithmeticResult]):
         low, high, factor = (place[-1] for place in (*self.anchors, point))
         return ((factor - low) / (high - low),)
 
-    def write(self, point: Point) -> None:
+    def write(self, point: Point, out: FlatState) -> None:
         """Write a fine-tuned model, or a merge; the factor 0 is the base to the bit."""
         if isinstance(point, FineTuned):
-            self.work.copy_(self._load_model(point.model))
+            out.copy_(self._load_model(point.model))
         else:
-            self._merges.write(point.setting, point.scaling_factor, self.work)
+            self._merges.write(point.setting, point.scaling_factor, out)
 
     def measure(self, split: str, evaluate: Evaluate, point: Point) -> dict[str, float]:
         """The metrics at one point, the one that is normalised among them."""

@@ -6,10 +6,11 @@ import os
 import platform
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Mapping
-from contextlib import nullcontext
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext
+from functools import partial
 from operator import length_hint
-from typing import Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import numpy as np
 import torch
@@ -26,7 +27,13 @@ from . import calibrate
 from .checkpoint import Checkpoint, Finished
 from .evaluate import Data, Evaluator, materialise
 from .identity import evaluation, state_digest, tensor_digest
+from .pipeline import Pipeline
 from .progress import Tell, Values, telling
+
+if TYPE_CHECKING:
+    from .device import InOrder
+    from .several import SeveralModels
+    from .shared import SharedLayers
 
 Evaluate = Evaluator | Callable[[nn.Module], float | Mapping[str, float]]
 Progress = Tell | bool  # True: a bar in the terminal
@@ -40,12 +47,13 @@ class Walk(ABC, Generic[Point, Result]):
     """One scan: which models are looked at, and what was found so far.
 
     A kind of scan says how the weights of a point are written (``write``), what is measured beyond the evaluators'
-    own metrics (``measure``), and what it returns (``result``). This class does what all have in common.
+    own metrics (``measure``), and what it returns (``result``). This class does what all have in common, and
+    ``isthmus.path.pipeline`` has a GPU do it in the background.
 
     Attributes:
         model: the architecture, whose tensors are views of ``work`` while the walk runs.
         splits: name -> evaluator; a single one is the split "data".
-        work: the flat state that ``write`` writes into.
+        work: the flat state of the model.
         values: point -> split -> metric -> value, in the order of evaluation.
         seconds: point -> time that it took, BatchNorm statistics included.
         bn_seconds: point -> time that re-estimating BatchNorm statistics took; empty under the policy "keep".
@@ -79,10 +87,11 @@ class Walk(ABC, Generic[Point, Result]):
         self._progress = progress
         self._checkpoint = checkpoint
         self._digests: dict[str, str] = {}  # of the sources, where there is a checkpoint
+        self._pipeline: Pipeline[Point] | None = None
 
     @abstractmethod
-    def write(self, point: Point) -> None:
-        """Write the weights and buffers of ``point`` into ``work``."""
+    def write(self, point: Point, out: FlatState) -> None:
+        """Write the weights and buffers of ``point`` into ``out``; the host reads nothing from the device."""
 
     @abstractmethod
     def result(self, complete: bool) -> Result:
@@ -100,6 +109,23 @@ class Walk(ABC, Generic[Point, Result]):
     def remeasured(self, point: Point) -> bool:
         """Whether a point is evaluated even if a checkpoint has it, because ``measure`` keeps more than its values."""
         return False
+
+    def late(self, point: Point) -> bool:
+        """Whether no more is done at a point than to run evaluators, so that their values may be read later."""
+        evaluators = all(isinstance(evaluate, Evaluator) for evaluate in self.splits.values())
+        return evaluators and bool(self.values) and not self.remeasured(point)  # the first decides how models are run
+
+    def first_layers(self, _split: str) -> SharedLayers | None:
+        """What is combined instead of computed on a split, at the ``coordinates`` of points that are evaluated late."""
+        return None
+
+    def coordinates(self, _point: Point) -> Sequence[float]:
+        """Where a point lies between those whose first layers are combined."""
+        return ()
+
+    def several(self, _device: InOrder) -> SeveralModels | str:
+        """What evaluates several points at once, or why nothing does."""
+        return "only the models on a straight line are evaluated several at once"
 
     def settings(self) -> dict[str, Any]:
         """What decides the values of a point, as nested mappings of what JSON knows; see ``Checkpoint``."""
@@ -123,13 +149,14 @@ class Walk(ABC, Generic[Point, Result]):
             self._digests[name] = state_digest(state)
         return state
 
-    def run(self, points: Iterable[Point], total: int) -> Result:
-        """Evaluate ``points``, of which there are ``total`` as far as is known; they may depend on values found.
+    def run(self, points: Iterable[Point], total: int, *, dependent: bool = False) -> Result:
+        """Evaluate ``points``, of which there are ``total`` as far as is known; ``dependent``: on values found before.
 
         The model and the global random states come back untouched. On an error or interrupt, the exception's attribute
         ``partial`` is the result of the points before. Points that the checkpoint has are taken from there.
         """
         opened = nullcontext() if self._checkpoint is None else Checkpoint(self._checkpoint, self.settings())
+        pipeline = self._pipeline = Pipeline(self, dependent=dependent)
         try:
             with (
                 opened as checkpoint,
@@ -137,35 +164,39 @@ class Walk(ABC, Generic[Point, Result]):
                 preserved_random_states(),
                 preserved_model(self.model),
                 self.work.bind(self.model) as binding,
+                pipeline.opened(binding),
             ):
                 if self._bn_inputs is not None:
                     self._bn_inputs = calibrate.in_faster_format(self.model, self._bn_inputs, self._bn_batch_size)
+                found = {} if checkpoint is None else checkpoint.found
                 remaining = iter(points)
-                for done, point in enumerate(remaining, start=1):
-                    self._visit(point, binding, checkpoint)
-                    tell(done, max(total, done + length_hint(remaining)), self.values[point])
+                with closing(pipeline.results(remaining, partial(self._known, found))) as results:
+                    for done, (point, finished) in enumerate(results, start=1):
+                        self._keep(point, finished)
+                        if checkpoint is not None and point not in found:
+                            checkpoint.append(point, finished)
+                        tell(done, max(total, done + length_hint(remaining)), self.values[point])
         except BaseException as error:
             error.partial = self.result(complete=False)  # type: ignore[attr-defined]
             raise
         return self.result(complete=True)
 
-    def _visit(self, point: Point, binding: Binding, checkpoint: Checkpoint | None) -> None:
-        """Evaluate a point, or take it from the checkpoint."""
-        known = None if checkpoint is None else checkpoint.found.get(point)
-        if known is None or self.remeasured(point):
-            finished = self._evaluate(point, binding)
-        else:
-            finished = known
-            for split, values in finished.values.items():
+    def _known(self, found: Mapping[Hashable, Finished], point: Point) -> Finished | None:
+        """What the checkpoint found at a point, unless it must be evaluated anyway."""
+        known = None if self.remeasured(point) else found.get(point)
+        if known is not None:
+            for split, values in known.values.items():
                 self._check(split, values)
+        return known
+
+    def _keep(self, point: Point, finished: Finished) -> None:
         if finished.bn_seconds is not None:
             self.bn_seconds[point] = finished.bn_seconds
         self.values[point] = finished.values
         self.seconds[point] = finished.seconds  # last: what has it is finished, whenever an interrupt comes
-        if checkpoint is not None and known is None:
-            checkpoint.append(point, finished)
 
-    def _evaluate(self, point: Point, binding: Binding) -> Finished:
+    def evaluate(self, point: Point, binding: Binding) -> Finished:
+        """Evaluate a point in ``work``, to which ``binding`` binds the model, with all that is measured there."""
         start = time.perf_counter()
         bn_seconds = self._prepare(point)
         values = {}
@@ -175,25 +206,34 @@ class Walk(ABC, Generic[Point, Result]):
                 self._prepare(point)
                 prepared = self._writes()
             self.model.eval()
-            try:
+            with self.blaming(split, point):
                 values[split] = self.measure(split, evaluate, point)
                 self._check(split, values[split])
                 binding.check()
-            except Exception as error:
-                raise EvaluationError(
-                    f"the evaluator of split {split!r} failed at {self.name(point)} ({type(error).__name__}: {error}); "
-                    "the attribute partial of this error has the points before."
-                ) from error
         return Finished(values, time.perf_counter() - start, bn_seconds)
+
+    @contextmanager
+    def blaming(self, split: str, point: Point) -> Iterator[None]:
+        """Tell of an error within the block at which point it came, and on which split."""
+        try:
+            yield
+        except Exception as error:
+            raise EvaluationError(
+                f"the evaluator of split {split!r} failed at {self.name(point)} ({type(error).__name__}: {error}); "
+                "the attribute partial of this error has the points before."
+            ) from error
 
     def _prepare(self, point: Point) -> float | None:
         """Write the weights and statistics of a point; returns the time that the statistics took, if any."""
-        self.write(point)
-        if self._bn_inputs is None:
-            return None
+        self.write(point, self.work)
         start = time.perf_counter()
-        norms.reset_statistics(self.model, self._bn_inputs, self._bn_batch_size)
-        return time.perf_counter() - start
+        return time.perf_counter() - start if self.estimate(self.model) else None
+
+    def estimate(self, model: nn.Module) -> bool:
+        """Re-estimate the BatchNorm statistics of a model, if that is asked for; whether it is."""
+        if self._bn_inputs is not None:
+            norms.reset_statistics(model, self._bn_inputs, self._bn_batch_size)
+        return self._bn_inputs is not None
 
     def _writes(self) -> int:
         """A number that grows whenever a parameter is written to in place."""
@@ -210,6 +250,7 @@ class Walk(ABC, Generic[Point, Result]):
 
     def choices(self) -> dict[str, Any]:
         """What was resolved on the way, as results keep it."""
+        pipeline = self._pipeline or Pipeline(self, dependent=False)
         return {
             "bn": self.bn,
             "bn_batch_size": None if self._bn_inputs is None else self._bn_batch_size,
@@ -217,8 +258,11 @@ class Walk(ABC, Generic[Point, Result]):
             "backend": ops.choose_backend(self.backend, self.work.device),
             "device": str(self.work.device),
             "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in self.work.buffers),
+            **pipeline.choices(),
             "splits": {
-                split: evaluate.choices() for split, evaluate in self.splits.items() if isinstance(evaluate, Evaluator)
+                split: evaluate.choices() | pipeline.split_choices(split)
+                for split, evaluate in self.splits.items()
+                if isinstance(evaluate, Evaluator)
             },
         }
 

@@ -1,0 +1,333 @@
+"""Evaluate the points of a scan, while the device is behind.
+
+On a GPU, Python gives the device work for some points before it reads the values of the first. There are two weight
+buffers, each with a model of its own: while one point is evaluated in one of them, a second stream writes the weights
+of the next into the other. What a pass over the data asks of the device is captured in a graph for each buffer
+(``isthmus.path.graphs``), and some models are evaluated several at once (``isthmus.path.several``). The values of a
+point are read together, when those after it are under way.
+
+Points at which more is done than to run evaluators, and all points on a CPU, are evaluated in full one after the other.
+On a device that does everything when it is asked for, both ways give the same values to the bit.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
+
+import torch
+from torch import Tensor
+
+from isthmus.errors import EvaluationError
+from isthmus.flat import Binding
+
+from .checkpoint import Finished
+from .device import InOrder, Mark, Read, device_of
+from .evaluate import Evaluator
+from .graphs import Pass, agree, bounds, told, why_not_replayed
+from .shared import SharedLayers
+from .slots import Slot, copied
+
+if TYPE_CHECKING:
+    from .several import SeveralModels
+    from .walk import Walk
+
+Point = TypeVar("Point", bound=Hashable)
+
+AHEAD = 2  # so many points are under way before the values of the oldest are read: one for each weight buffer
+DEPENDENT = "each point depends on the values of those before"
+ROOM = 2  # a second buffer is made where the device has room for so many more models: itself, and graphs
+
+
+@dataclass(eq=False)
+class Flight(Generic[Point]):
+    """Points whose values are on their way: one row each, split by split."""
+
+    points: Sequence[Point]
+    read: Read
+    start: Mark
+    end: Mark
+    statistics: Mark | None = None  # when BatchNorm statistics were there
+
+
+class Pipeline(Generic[Point]):
+    """The points of one walk on their way through the device."""
+
+    def __init__(self, walk: Walk[Point, Any], *, dependent: bool) -> None:
+        """Prepare.
+
+        Args:
+            walk: what writes and measures.
+            dependent: whether points depend on the values of those before.
+        """
+        self._walk = walk
+        self._evaluators = {split: each for split, each in walk.splits.items() if isinstance(each, Evaluator)}
+        self._device = device_of(walk.work.device)
+        self._ahead = AHEAD if self._device.background and not dependent else 0
+        self._slots: list[Slot] = []
+        self._launched = 0
+        self._flights: deque[Flight[Point]] = deque()
+        self._gathered: list[Point] = []  # to be evaluated together
+        self._examples: list[tuple[Point, Finished]] = []  # evaluated one by one, to be compared with that
+        self._several: SeveralModels | None = None
+        self._in_full = _why_in_full(self._device)
+        self._one_buffer: str | None = DEPENDENT if dependent else self._in_full
+        self._one_by_one: str | None = DEPENDENT if dependent else None
+        self._dependent = dependent
+
+    @contextmanager
+    def opened(self, binding: Binding) -> Iterator[None]:
+        """Within the block, points can be evaluated; ``binding`` is that of the walk's model to its state."""
+        walk, device = self._walk, self._device
+        with device.here():
+            self._slots = [Slot(walk.model, walk.work, binding, device.mark())]
+            if not self._dependent:
+                several = walk.several(device)
+                self._several, self._one_by_one = (None, several) if isinstance(several, str) else (several, None)
+            try:
+                yield
+            finally:
+                with device.aside([]):
+                    last = device.mark()
+                device.wait(last)  # then what was used in the background may be freed
+                for slot in self._slots[1:]:
+                    slot.binding.undo()
+
+    def results(
+        self, points: Iterable[Point], known: Callable[[Point], Finished | None]
+    ) -> Generator[tuple[Point, Finished]]:
+        """Each point with what was found, in order; of those that are known, that.
+
+        Where evaluating a point fails, those before come first.
+        """
+        try:
+            for point in points:
+                found = known(point)
+                late = found is None and self._walk.late(point)
+                if late and self._several is not None and self._several.proven:
+                    self._gathered.append(point)
+                    if len(self._gathered) == self._several.number:
+                        self._launch_gathered()
+                elif late and self._several is None and self._device.background:
+                    self._launch(point)
+                else:
+                    self._launch_gathered()
+                    yield from self._landed(0)
+                    finished = self._evaluate(point) if found is None else found
+                    yield point, finished
+                    if late and self._several is not None:
+                        self._prove(self._several, point, finished)
+                yield from self._landed(self._ahead)
+            self._launch_gathered()
+            yield from self._landed(0)
+        except GeneratorExit:
+            raise
+        except BaseException:
+            yield from self._landed(0)
+            raise
+
+    def choices(self) -> dict[str, Any]:
+        """What was used, as results keep it."""
+        return {"weight_buffers": {"number": max(1, len(self._slots)), "why_not_2": self._one_buffer}}
+
+    def split_choices(self, split: str) -> dict[str, Any]:
+        """The same for one split."""
+        together = self._several is not None and self._several.proven
+        passes = [slot.passes[split][1] for slot in self._slots if split in slot.passes]
+        if self._several is not None and together:
+            passes = [self._several.replaying]
+        reasons = [each.why_not for each in passes if not each.replayed]
+        return {
+            "graph": {
+                "captured": any(each.replayed for each in passes),
+                "why_not": reasons[0] if reasons else None if passes else self._in_full,
+            },
+            "alphas_at_once": {
+                "number": self._several.number if self._several is not None and together else 1,
+                "why_not": None if together else self._one_by_one or "there were too few points",
+            },
+        }
+
+    def _evaluate(self, point: Point) -> Finished:
+        """Evaluate a point in full."""
+        finished = self._walk.evaluate(point, self._slots[0].binding)
+        free = self._device.mark()
+        for slot in self._slots:  # what the evaluation used may be written to in the background from here on
+            slot.free = free
+        return finished
+
+    def _launch(self, point: Point) -> None:
+        """Give the device a point to evaluate, in the buffer whose turn it is."""
+        if self._launched == 1:
+            self._make_second_slot()
+        slot = self._slots[self._launched % len(self._slots)]
+        self._launched += 1
+        start, statistics, means = self._means(point, slot) if slot.proven else self._means_of_copy(point, slot)
+        slot.free = self._device.mark()
+        self._flights.append(Flight([point], self._device.fetch(means[None]), start, slot.free, statistics))
+
+    def _means(self, point: Point, slot: Slot, *, replay: bool = True) -> tuple[Mark, Mark | None, Tensor]:
+        """The means of all splits, when they were begun, and when the BatchNorm statistics were there."""
+        walk, device = self._walk, self._device
+        self._write(point, slot)
+        start = device.mark()
+        statistics = device.mark() if walk.estimate(slot.model) else None
+        means = []
+        written = slot.writes
+        for split in self._evaluators:
+            if slot.writes != written:  # by the evaluator before: this one must not see it
+                slot.free = device.mark()
+                self._write(point, slot)
+                walk.estimate(slot.model)
+                written = slot.writes
+            slot.model.eval()
+            with walk.blaming(split, point):
+                shared = walk.first_layers(split)
+                each = self._pass(slot, split, shared)
+                numbers = () if shared is None else walk.coordinates(point)
+                means.append(each(numbers) if replay else each.compute(numbers))
+                slot.binding.check()
+        return start, statistics, torch.cat(means)
+
+    def _write(self, point: Point, slot: Slot) -> None:
+        """Write the weights of a point in the background, when those of the point before are no longer used."""
+        with self._device.aside(list(slot.state.buffers.values())):
+            self._device.wait(slot.free)
+            self._walk.write(point, slot.state)
+            written = self._device.mark()
+        self._device.wait(written)
+
+    def _pass(self, slot: Slot, split: str, shared: SharedLayers | None) -> Pass:
+        """The pass of a buffer's model over the data of a split, made anew when other layers are shared."""
+        known = slot.passes.get(split)
+        if known is None or known[0] is not shared:
+            known = slot.passes[split] = (shared, self._make_pass(slot, self._evaluators[split], shared))
+        return known[1]
+
+    def _make_pass(self, slot: Slot, evaluator: Evaluator, shared: SharedLayers | None) -> Pass:
+        model = slot.model
+        if shared is not None and model is not self._walk.model:
+            shared = shared.on_copy(self._walk.model, model)
+
+        def compute(coordinates: Sequence[float]) -> Tensor:
+            with nullcontext() if shared is None else shared.combine(coordinates):
+                return evaluator.means(model)
+
+        def capturable(coordinates: Tensor) -> Tensor:
+            with nullcontext() if shared is None else shared.combine(coordinates):
+                return evaluator.bare_means(model)[0]
+
+        return Pass(
+            self._device,
+            compute,
+            capturable,
+            models=[model],
+            read=[evaluator.inputs, evaluator.targets],
+            bounds=bounds(evaluator, model),
+            why_not=why_not_replayed(model) if evaluator.graphs else "graphs=False was asked for",
+        )
+
+    def _make_second_slot(self) -> None:
+        """A second weight buffer, unless there is a reason not to have one."""
+        if self._dependent:
+            return
+        needed = ROOM * sum(buffer.nbytes for buffer in self._walk.work.buffers.values())
+        free = self._device.free_bytes()
+        self._one_buffer = why_not_replayed(self._walk.model)
+        if self._one_buffer is None and free < needed:
+            self._one_buffer = f"the device has room for {free / 2**20:.0f} MiB, expected {needed / 2**20:.0f}"
+        if self._one_buffer is None:
+            try:
+                self._slots.append(copied(self._slots[0]))
+            except Exception as error:
+                self._one_buffer = f"the model cannot be copied: {told(error)}"
+
+    def _means_of_copy(self, point: Point, slot: Slot) -> tuple[Mark, Mark | None, Tensor]:
+        """The means at the first point that a copy of the model evaluates; compared with the model's own.
+
+        Until then the model has the weights of another point: a copy that still computes with some of them is found.
+        """
+        first = self._slots[0]
+        found: list[float] | None
+        try:
+            found = self._means(point, slot, replay=False)[-1].tolist()
+        except Exception as error:
+            found, self._one_buffer = None, f"the copy of the model fails: {told(error)}"
+        start, statistics, means = self._means(point, first, replay=False)
+        first.free = self._device.mark()
+        allowed = [bound for each in self._evaluators.values() for bound in bounds(each, slot.model)]
+        if found is not None and agree(found, means.tolist(), allowed):
+            slot.proven = True
+            return start, statistics, means
+        self._one_buffer = self._one_buffer or "a copy of the model gives other values, by more than rounding"
+        self._slots.remove(slot)
+        slot.binding.undo()
+        return start, statistics, means
+
+    def _prove(self, several: SeveralModels, point: Point, finished: Finished) -> None:
+        """Keep an example; when there are enough, see whether several models at once give the same."""
+        self._examples.append((point, finished))
+        if len(self._examples) == several.number:
+            rows = [[value for table in each.values.values() for value in table.values()] for _, each in self._examples]
+            self._one_by_one = several.prove(self._places([example for example, _ in self._examples]), rows)
+            self._examples.clear()
+            if self._one_by_one is not None:
+                self._several = None
+
+    def _launch_gathered(self) -> None:
+        """Give the device the points that are to be evaluated together."""
+        if not self._gathered or self._several is None:
+            return
+        points, self._gathered = self._gathered, []
+        start = self._device.mark()
+        try:
+            means = self._several(self._places(points))
+        except Exception as error:
+            names = f"{self._walk.name(points[0])} and {len(points) - 1} more"
+            raise EvaluationError(
+                f"evaluating {names} at once failed ({told(error)}); the attribute partial of this error has the "
+                "points before. Give the Evaluator alphas_at_once=1."
+            ) from error
+        self._flights.append(Flight(points, self._device.fetch(means), start, self._device.mark()))
+
+    def _places(self, points: Sequence[Point]) -> list[float]:
+        """Where points lie on a line."""
+        return [self._walk.coordinates(point)[0] for point in points]
+
+    def _landed(self, under_way: int) -> Iterator[tuple[Point, Finished]]:
+        """What was found at the oldest points, until only so many launches are under way."""
+        while len(self._flights) > under_way:
+            flight = self._flights.popleft()
+            try:
+                rows = flight.read()
+                seconds = self._device.seconds(flight.start, flight.end) / len(flight.points)
+                statistics = flight.statistics
+                bn_seconds = None if statistics is None else self._device.seconds(flight.start, statistics)
+            except BaseException as error:
+                self._flights.clear()  # what came later
+                if isinstance(error, Exception):
+                    raise EvaluationError(
+                        f"the device failed at {self._walk.name(flight.points[0])} or shortly after ({told(error)}); "
+                        "the attribute partial of this error has the points before."
+                    ) from error
+                raise
+            for point, row in zip(flight.points, rows, strict=False):  # a last group has been filled up
+                yield point, Finished(self._by_split(row), seconds, bn_seconds)
+
+    def _by_split(self, row: Sequence[float]) -> dict[str, dict[str, float]]:
+        """Split -> metric -> value."""
+        values, rest = {}, list(row)
+        for split, evaluator in self._evaluators.items():
+            count = len(evaluator.metrics)
+            values[split], rest = evaluator.named(rest[:count]), rest[count:]
+        return values
+
+
+def _why_in_full(device: InOrder) -> str:
+    """Why points are evaluated in full, one after the other, where all are."""
+    if device.background:
+        return "there was no point at which no more is done than to run evaluators"
+    return f"the device {str(device.device)!r} does nothing in the background"
