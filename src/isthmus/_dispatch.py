@@ -223,7 +223,10 @@ def multi_linear(
         )
     x, weight_a, weight_b = x.detach(), weight_a.detach(), weight_b.detach()
     bias_a, bias_b = (None if bias is None else bias.detach() for bias in (bias_a, bias_b))
-    choose(backend, x.device)
+    if choose(backend, x.device) == "triton":
+        biases = None if bias_a is None or bias_b is None else (bias_a, bias_b)
+        places = torch.as_tensor(alphas, dtype=torch.float64)
+        return _native.triton().multi_linear(x, weight_a, weight_b, biases, places)  # type: ignore[no-any-return]
     values = alphas.tolist() if isinstance(alphas, Tensor) else alphas
     return reference.multi_linear(x, weight_a, weight_b, values, bias_a=bias_a, bias_b=bias_b)
 

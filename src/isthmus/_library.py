@@ -299,7 +299,7 @@ def _multi_linear_backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
     to_weights = wide.mT @ inputs if need_weights or need_alphas else None
     to_biases = wide.sum(1) if bias_a is not None and (need_biases or need_alphas) else None
     w = alphas.to(device=grad.device, dtype=compute)
-    if need_alphas:
+    if need_alphas and to_weights is not None:
         to_alphas = _inner_of_each(to_weights, weight_b.to(compute) - weight_a.to(compute))
         if to_biases is not None:
             to_alphas = to_alphas + _inner_of_each(to_biases, bias_b.to(compute) - bias_a.to(compute))

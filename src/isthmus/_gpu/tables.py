@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from isthmus._operands import laid_out
-from isthmus.kernels.table import Table, make, to_device
+from isthmus.kernels.table import ALIGNMENT, Table, make, to_device
 from isthmus.reference import compute_dtype
 
 Column = list[Tensor]
@@ -71,3 +71,9 @@ def parts(inputs: Sequence[Sequence[Tensor]], results: Sequence[Tensor], *, bloc
         )
         for (dtype, out_dtype), places in by_dtype.items()
     ]
+
+
+def aligned(tensor: Tensor) -> Tensor:
+    """The tensor in C-order, at an address from which a thread can read 16 bytes at once; a copy if need be."""
+    tensor = tensor.contiguous()
+    return tensor if tensor.data_ptr() % ALIGNMENT == 0 else tensor.clone()

@@ -11,10 +11,11 @@ from isthmus.kernels import elementwise
 from isthmus.kernels.numbers import BLOCK, INTERPRETED
 
 from . import tables
+from .linear import multi_linear
 from .tables import Column
 
 VERSION: str = triton.__version__
-__all__ = ["INTERPRETED", "VERSION", "lerp", "weighted_sum"]
+__all__ = ["INTERPRETED", "VERSION", "lerp", "multi_linear", "weighted_sum"]
 
 
 def lerp(a: Column, b: Column, outputs: Column, weights: Tensor) -> None:

@@ -28,10 +28,9 @@ def multi_linear(
     r"""A linear layer at several places between two models: y[k] = x[k] W(α_k)ᵀ + bias(α_k).
 
     W(α) and bias(α) are what ``lerp`` makes of the ends, to the bit: exact at α = 0 and α = 1, and rounded to their
-    dtype before the product. Products are summed in float32, or in float64 where tensors are, never in TensorFloat-32
-    on a GPU's kernels, and rounded once. In float32 an element of the result is within 1e-6 ‖x‖ ‖W(α)‖ of the exact
-    one, with the norms of its row of x and of W, for up to some thousand inputs; orders of summation differ between
-    backends.
+    dtype before the product. Products are summed in float32, on a GPU never in TensorFloat-32, or in float64 where the
+    tensors are, and rounded once. The order of the sums differs between backends, and the results by their rounding
+    errors: in float32 those of an element stay under 1e-6 ‖x‖ ‖W(α)‖, with the norms of its rows, for random inputs.
 
     On a GPU all α are one launch, which reads both weights and interpolates them on the way: no W(α) is written to
     memory. On the CPU torch's own product of matrices serves, with "auto" as with "reference".
