@@ -51,14 +51,14 @@ def _record_cuda(work: Work, warm_up: Work, device: torch.device) -> Work:
         before = torch.cuda.current_stream()
         side = torch.cuda.Stream()
         graph = torch.cuda.CUDAGraph()
-        cause: Exception | None = None  # of an error at the end of the recording, which says only that it is invalid
+        reason = ""  # of an error at the end of the recording, which says only that it is invalid
 
         def recorded() -> None:
-            nonlocal cause
+            nonlocal reason
             try:
                 work()
             except Exception as error:
-                cause = error
+                reason = _reason(error)
                 raise
 
         try:
@@ -73,12 +73,19 @@ def _record_cuda(work: Work, warm_up: Work, device: torch.device) -> Work:
             with torch.cuda.graph(graph, stream=side, capture_error_mode="thread_local"):
                 recorded()
         except Exception as error:
-            # a recording that broke off leaves its stream current and the generator bound to it
-            torch.cuda.set_stream(before)
-            generator = torch.cuda.default_generators[before.device_index]
-            generator.graphsafe_set_state(generator.clone_state())
-            raise CaptureError(_reason(cause or error)) from error
+            _clean_up(before)
+            raise CaptureError(reason or _reason(error)) from error
     return graph.replay
+
+
+def _clean_up(before: torch.cuda.Stream) -> None:
+    """Undo what a recording that broke off leaves: its stream is current, and the generator may belong to it."""
+    torch.cuda.set_stream(before)
+    try:
+        torch.rand(1, device=before.device)
+    except RuntimeError:
+        generator = torch.cuda.default_generators[before.device_index]
+        generator.graphsafe_set_state(generator.clone_state())
 
 
 # device type -> function(work, warm_up, device) that returns the replay; tests add a stand-in for the CPU

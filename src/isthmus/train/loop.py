@@ -305,15 +305,10 @@ def channels_last(model: nn.Module, data: Data) -> bool:
 
 def _optimizer(values: Sequence[list[nn.Parameter]], configs: Sequence[TrainConfig]) -> torch.optim.Optimizer:
     """The optimiser of all models, with a group for each."""
-    first = configs[0]
-    names = {"adamw": ("lr", "betas", "weight_decay"), "sgd": ("lr", "momentum", "nesterov", "weight_decay")}[
-        first.optimizer
-    ]
+    adamw = configs[0].optimizer == "adamw"
+    names = ("lr", "betas", "weight_decay") if adamw else ("lr", "momentum", "nesterov", "weight_decay")
     groups = [
         {"params": own} | {name: getattr(config, name) for name in names}
         for own, config in zip(values, configs, strict=True)
     ]
-    if first.optimizer == "adamw":
-        # recording needs the count of steps on the device
-        return torch.optim.AdamW(groups, fused=True, capturable=values[0][0].is_cuda)
-    return torch.optim.SGD(groups, fused=True)
+    return torch.optim.AdamW(groups, fused=True) if adamw else torch.optim.SGD(groups, fused=True)

@@ -104,9 +104,14 @@ class RecordedSteps:
             self._position.zero_()
             recorded()
 
+        def record() -> None:
+            _set_capturable(groups, True)
+            recorded()
+
         try:
-            self._replay = capture(recorded, device, warm_up=warm_up)
+            self._replay = capture(record, device, warm_up=warm_up)
         finally:
+            _set_capturable(groups, False)
             restore()
 
     def begin(self, chunk: Chunk, rates: Tensor) -> None:
@@ -126,3 +131,10 @@ class RecordedSteps:
         if self._losses is None:
             raise CaptureError("no step was recorded")
         return self._losses[: self._count].clone()
+
+
+def _set_capturable(groups: Sequence[dict[str, Any]], value: bool) -> None:
+    """Tell optimisers that ask for it that they are being recorded; they warn where they are told so and are not."""
+    for group in groups:
+        if "capturable" in group:
+            group["capturable"] = value
