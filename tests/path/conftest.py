@@ -10,6 +10,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from isthmus import _capture
 from isthmus.path import pipeline
 from isthmus.path.device import InOrder, device_of
 
@@ -56,20 +57,17 @@ class Recording(TorchDispatchMode):
                     old.copy_(new)
 
 
-def record(_device: InOrder, function: Callable[[], torch.Tensor]) -> Callable[[], torch.Tensor]:
-    """What ``Cuda.capture`` does, with a recording."""
-    with Recording():
-        function()
+def record(work: _capture.Work, warm_up: _capture.Work, _device: torch.device) -> _capture.Work:
+    """A recorder for ``_capture.RECORDERS``."""
     recording = Recording()
-    with recording:
-        outputs = function()
-
-    def replay() -> torch.Tensor:
-        with torch.inference_mode():
-            recording.replay()
-            return outputs.clone()
-
-    return replay
+    try:
+        with Recording():
+            warm_up()
+        with recording:
+            work()
+    except Exception as error:
+        raise _capture.CaptureError(str(error)) from error
+    return torch.inference_mode()(recording.replay)
 
 
 @pytest.fixture
@@ -79,7 +77,9 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def choose(*, background: bool, graphs: bool = False) -> None:
         monkeypatch.setattr(pipeline, "device_of", device_of if background else InOrder)
         monkeypatch.setattr(InOrder, "background", background)
-        monkeypatch.setattr(InOrder, "capture", record if graphs else capture)
+        if graphs:
+            monkeypatch.setitem(_capture.RECORDERS, "cpu", record)
+        else:
+            monkeypatch.delitem(_capture.RECORDERS, "cpu", raising=False)
 
-    capture = InOrder.capture
     return choose

@@ -164,7 +164,7 @@ def test_a_cpu_says_that_it_captures_nothing(in_order):
     assert graph(result) == {"captured": False, "why_not": "the device 'cpu' does nothing in the background"}
     in_order(background=True)
     result = scan_line(*three(MODELS["perceptron"], cpu), evaluator(cpu), 9)
-    assert graph(result)["why_not"] == "it cannot be captured: RuntimeError: there are no graphs on the device 'cpu'"
+    assert graph(result)["why_not"] == "it cannot be captured: there are no graphs on the device cpu"
 
 
 @pytest.mark.parametrize("wrong", ["stale", "elsewhere", "nan"])
@@ -183,20 +183,6 @@ def test_a_graph_that_gives_other_values_is_dropped(wrong, in_order, monkeypatch
     result = scan_line(*models, evaluator(cpu), 21)
     assert "other values" in graph(result)["why_not"]
     assert losses(result).tolist() == expected.tolist()
-
-
-def test_the_error_that_came_first_is_told(in_order, monkeypatch):
-    def capture(_device, _function):
-        try:
-            raise ValueError("the forward pass wants a value\nmore")
-        except ValueError:
-            raise RuntimeError("the capture was invalidated")  # noqa: B904
-
-    in_order(background=True)
-    monkeypatch.setattr(InOrder, "capture", capture)
-    cpu = torch.device("cpu")
-    result = scan_line(*three(MODELS["perceptron"], cpu), evaluator(cpu), 9)
-    assert graph(result)["why_not"] == "it cannot be captured: ValueError: the forward pass wants a value"
 
 
 def test_first_layers_are_combined_in_graphs(device, in_order):

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isthmus._capture import Arrival, capture, send
+
 Read = Callable[[], list[Any]]  # waits for a tensor that is on its way to the host
-Replay = Callable[[], Tensor]  # does again what was captured; returns a tensor of its own
+Replay = Callable[[], Tensor]  # does again what was captured; the tensor is overwritten the next time
 Mark = Any  # a place in the queue of the device
 
 
@@ -53,37 +55,59 @@ class InOrder:
         elapsed: float = end - start
         return elapsed
 
-    def upload(self, numbers: Sequence[float], out: Tensor) -> None:
-        """Write numbers into a tensor on the device."""
-        out.copy_(torch.tensor(numbers, dtype=out.dtype))
+    def upload(self, numbers: Sequence[float]) -> Tensor:
+        """Numbers as a float64 tensor on the device."""
+        with torch.inference_mode(False):
+            return send(torch.tensor(numbers, dtype=torch.float64), self.device)
 
     def fetch(self, tensor: Tensor) -> Read:
-        """Send a tensor to the host."""
-        numbers = tensor.tolist()
-        return lambda: numbers
+        """Send a tensor to the host; whoever reads waits for it, and for nothing that is asked for later."""
+        arrival = Arrival(tensor)
+        return lambda: arrival.get().tolist()
 
     def free_bytes(self) -> float:
         """How much more memory the device has."""
         return math.inf
 
-    def capture(self, _function: Callable[[], Tensor]) -> Replay:
+    def capture(self, function: Callable[[], Tensor]) -> Replay:
         """Capture what ``function`` has the device do, which only depends on memory that stays where it is.
 
+        It is run a few times before, in which reading the device is an error: a capture that meets one is lost, with
+        some of its memory.
+
         Raises:
-            RuntimeError: it cannot be captured.
+            CaptureError: it cannot be captured.
         """
-        raise RuntimeError(f"there are no graphs on the device {str(self.device)!r}")
+        outputs: list[Tensor] = []
+
+        def work() -> None:
+            outputs[:] = [function()]
+
+        def warm_up() -> None:
+            with self._reads_refused():
+                function()
+
+        replay = capture(work, self.device, warm_up=warm_up)
+        (captured,) = outputs
+
+        def replayed() -> Tensor:
+            replay()
+            return captured
+
+        return replayed
+
+    def _reads_refused(self) -> AbstractContextManager[Any]:
+        return nullcontext()
 
 
 class Cuda(InOrder):
-    """A CUDA device: a second stream beside the current one, events, pinned memory, and CUDA graphs."""
+    """A CUDA device: a second stream beside the current one, and events."""
 
     background = True
 
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._second = torch.cuda.Stream(device)
-        self._pool = torch.cuda.graph_pool_handle()  # one for all graphs, of which only one runs at a time
 
     def here(self) -> AbstractContextManager[Any]:
         """Within the block, this is the current device."""
@@ -113,57 +137,21 @@ class Cuda(InOrder):
         milliseconds: float = start.elapsed_time(end)
         return milliseconds / 1000
 
-    def upload(self, numbers: Sequence[float], out: Tensor) -> None:
-        """Write numbers into a tensor; from pinned memory, since the host waits for a copy from any other."""
-        out.copy_(torch.tensor(numbers, dtype=out.dtype, pin_memory=True), non_blocking=True)
-
-    def fetch(self, tensor: Tensor) -> Read:
-        """Send a tensor to pinned memory; whoever reads waits for it and for nothing that was asked for later."""
-        landed = torch.empty(tensor.shape, dtype=tensor.dtype, pin_memory=True)
-        landed.copy_(tensor, non_blocking=True)
-        arrived = torch.cuda.Event()
-        arrived.record()
-
-        def read() -> list[Any]:
-            arrived.synchronize()
-            return landed.tolist()
-
-        return read
-
     def free_bytes(self) -> float:
         """What the device has left, and what torch holds of it without using it."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
 
-    def capture(self, function: Callable[[], Tensor]) -> Replay:
-        """Capture a CUDA graph, after a warm-up on the same stream in which reading the device is an error."""
-        stream = torch.cuda.Stream(self.device)
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream), _reads_refused():
-            function()
-        torch.cuda.current_stream().wait_stream(stream)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph, pool=self._pool, stream=stream, capture_error_mode="thread_local"):
-            outputs = function()
-
-        def replay() -> Tensor:
-            graph.replay()
-            return outputs.clone()  # whose memory other graphs of the pool may use, too
-
-        return replay
+    @contextmanager
+    def _reads_refused(self) -> Iterator[None]:
+        before = torch.cuda.get_sync_debug_mode()
+        torch.cuda.set_sync_debug_mode("error")
+        try:
+            yield
+        finally:
+            torch.cuda.set_sync_debug_mode(before)
 
 
 def device_of(device: torch.device) -> InOrder:
     """What is known of a device."""
     return Cuda(device) if device.type == "cuda" else InOrder(device)
-
-
-@contextmanager
-def _reads_refused() -> Iterator[None]:
-    """Make reads of the device errors within the block: a capture that meets one is lost, and some of its memory."""
-    before = torch.cuda.get_sync_debug_mode()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
-        yield
-    finally:
-        torch.cuda.set_sync_debug_mode(before)

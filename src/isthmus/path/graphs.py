@@ -22,6 +22,7 @@ from contextlib import ExitStack
 import torch
 from torch import Tensor, nn
 
+from isthmus._capture import CaptureError
 from isthmus.preserve import preserved_buffers
 
 from .calibrate import is_compiled
@@ -85,7 +86,7 @@ class Pass:
             self._capture(numbers)
             return computed
         if numbers:
-            self._device.upload(numbers, self._numbers)
+            self._numbers.copy_(self._device.upload(numbers))
         replayed = self._replay()
         if self._compared:
             return replayed
@@ -101,16 +102,15 @@ class Pass:
         return self._replay is not None and self._compared
 
     def _capture(self, numbers: Sequence[float]) -> None:
-        with torch.inference_mode(False):
-            self._numbers = torch.zeros(len(numbers), dtype=torch.float64, device=self._device.device)
+        self._numbers = self._device.upload(numbers)
         before = self._state()
         with ExitStack() as preserved:
             for model in self._models:
                 preserved.enter_context(preserved_buffers(model))
             try:
                 self._replay = self._device.capture(lambda: self._capturable(self._numbers))
-            except Exception as error:
-                self._drop(f"it cannot be captured: {told(error)}")
+            except CaptureError as error:
+                self._drop(f"it cannot be captured: {error}")
             if self._state() != before:
                 self._drop("the forward pass writes into parameters, buffers or its input")
 
@@ -157,9 +157,7 @@ def has_hooks(model: nn.Module) -> bool:
     return any(module._forward_hooks or module._forward_pre_hooks for module in model.modules())
 
 
-def told(error: BaseException) -> str:
-    """The first line of the error that came first: ending a capture that failed is one more."""
-    while error.__context__ is not None:
-        error = error.__context__
+def told(error: Exception) -> str:
+    """The kind of an error, and the first line of what it says."""
     text = str(error).strip()
     return f"{type(error).__name__}: {text.splitlines()[0][:200]}" if text else type(error).__name__

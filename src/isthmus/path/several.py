@@ -90,10 +90,7 @@ class SeveralModels:
         return [bound for each in self._evaluators.values() for bound in bounds(each, model)] * self.number
 
     def _compute(self, alphas: Sequence[float]) -> Tensor:
-        with torch.inference_mode(False):
-            places = torch.empty(len(alphas), dtype=torch.float64, device=self._device.device)
-        self._device.upload(alphas, places)
-        return self._means(places)
+        return self._means(self._device.upload(alphas))
 
     def _means(self, alphas: Tensor) -> Tensor:
         """The means of all models, shape (number, metrics of all splits)."""
