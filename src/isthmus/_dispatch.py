@@ -408,7 +408,13 @@ def consensus(
     if not columns[0]:
         return [], None
     counts = None
-    if _choice(columns, backend, table) == "cpp":
+    chosen = _choice(columns, backend, table)
+    if chosen == "triton":
+        selected: reference.Selected = _native.triton().select(
+            columns, based=based, groups=groups, ranks=ranks, exact=exact
+        )
+        return selected
+    if chosen == "cpp":
         counted: list[Any] = []
         outputs = _run_cpp(
             columns,
