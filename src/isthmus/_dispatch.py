@@ -378,7 +378,13 @@ def select(
     table: Any = None,
 ) -> reference.Selected:
     """The cuts at which the largest magnitudes of each task vector end; see ``isthmus.reference.select``."""
-    if _choice(columns, backend, table) == "cpp":
+    chosen = _choice(columns, backend, table)
+    if chosen == "triton":
+        selected: reference.Selected = _native.triton().select(
+            columns, based=based, groups=groups, ranks=ranks, exact=exact
+        )
+        return selected
+    if chosen == "cpp":
         module = _native.cpu()
         values, counts, nonfinite = module.select(
             table or _input_table(module, columns),
@@ -408,13 +414,7 @@ def consensus(
     if not columns[0]:
         return [], None
     counts = None
-    chosen = _choice(columns, backend, table)
-    if chosen == "triton":
-        selected: reference.Selected = _native.triton().select(
-            columns, based=based, groups=groups, ranks=ranks, exact=exact
-        )
-        return selected
-    if chosen == "cpp":
+    if _choice(columns, backend, table) == "cpp":
         counted: list[Any] = []
         outputs = _run_cpp(
             columns,
