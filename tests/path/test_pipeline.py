@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import copy
+import gc
 import threading
+import weakref
 
 import numpy as np
 import pytest
@@ -280,11 +282,11 @@ def test_models_that_have_no_copy_have_one_buffer(name, device, in_order):
 
 def test_memory_decides_about_a_second_buffer(in_order, monkeypatch):
     in_order(background=True)
-    models = three(lambda: nn.Sequential(nn.Linear(6, 2**18), nn.Linear(2**18, 3)), CPU)
-    nbytes = sum(parameter.nbytes for parameter in models[0].parameters())  # 10 MiB
+    models = three(lambda: nn.Sequential(nn.Linear(6, 2**16), nn.Linear(2**16, 3)), CPU)
+    nbytes = sum(parameter.nbytes for parameter in models[0].parameters())  # 2.5 MiB
     monkeypatch.setattr(InOrder, "free_bytes", lambda _: 2 * nbytes - 2**20)
     result = scan_line(*models, evaluators(CPU), 9)
-    assert buffers(result) == {"number": 1, "why_not_2": "the device has room for 19 MiB, expected 20"}
+    assert buffers(result) == {"number": 1, "why_not_2": "the device has room for 4 MiB, expected 5"}
     monkeypatch.setattr(InOrder, "free_bytes", lambda _: 2 * nbytes + 2**20)
     assert buffers(scan_line(*models, evaluators(CPU), 9))["number"] == 2
 
@@ -349,6 +351,29 @@ def test_a_copy_has_its_tensors_in_its_state_and_nothing_twice():
             assert not (model.norm.running_mean == 7).any()
         finally:
             copied.binding.undo()
+
+
+@pytest.mark.parametrize("at_once", [1, 4])
+def test_models_are_freed_when_a_scan_ends(at_once, device, in_order, monkeypatch):
+    """Without waiting for the garbage collector: a second model on a GPU is no small thing."""
+    states, make = [], FlatState.zeros.__func__
+
+    def zeros(cls, *args, **kwargs):
+        state = make(cls, *args, **kwargs)
+        states.append(weakref.ref(state))
+        return state
+
+    in_order(background=True, graphs=True)
+    models = three(MODELS["perceptron"], device)
+    monkeypatch.setattr(FlatState, "zeros", classmethod(zeros))
+    gc.disable()
+    try:
+        result = scan_line(*models, evaluators(device, alphas_at_once=at_once, share_first_layer=True), 21)
+        assert len(states) >= 3
+        assert not [state for state in states if state() is not None]
+    finally:
+        gc.enable()
+    assert result.choices["splits"]["val"]["alphas_at_once"]["number"] == at_once
 
 
 class Watched(InOrder):

@@ -247,11 +247,11 @@ def test_a_cpu_does_so_only_if_asked_to(monkeypatch):
     models = three(MODELS["perceptron"], CPU)
     result = scan_line(*models, evaluator(models, CPU, alphas_at_once="auto"), 41)
     assert at_once(result) == {"number": 1, "why_not": "it is slower on the device 'cpu'"}
-    assert several.number_of({"data": evaluator(models, CPU, alphas_at_once="auto")}, InOrder(CPU)) == 1
+    assert several.number_of({"data": evaluator(models, CPU, alphas_at_once="auto")}, InOrder(CPU), "auto") == 1
     monkeypatch.setattr(InOrder, "background", True)
-    assert several.number_of({"data": evaluator(models, CPU, alphas_at_once="auto")}, InOrder(CPU)) == 16
+    assert several.number_of({"data": evaluator(models, CPU, alphas_at_once="auto")}, InOrder(CPU), "auto") == 16
     both = {"one": evaluator(models, CPU, alphas_at_once="auto"), "two": evaluator(models, CPU, alphas_at_once=8)}
-    assert several.number_of(both, InOrder(CPU)) == 8
+    assert several.number_of(both, InOrder(CPU), "auto") == 8
 
 
 @pytest.mark.parametrize("given", [0, -1, 2.0, "all"])
@@ -263,7 +263,7 @@ def test_other_numbers_are_refused(given):
 def test_a_graph_serves_every_group(device, in_order, monkeypatch):
     """On a CPU with a multi_linear that reads no factors, as on a GPU."""
 
-    def multi_linear(x, weight_a, weight_b, alphas, *, bias_a=None, bias_b=None):
+    def multi_linear(x, weight_a, weight_b, alphas, *, bias_a=None, bias_b=None, backend="auto"):
         weights = weight_a + alphas.float()[:, None, None] * (weight_b - weight_a)
         biases = bias_a + alphas.float()[:, None] * (bias_b - bias_a)
         return x @ weights.mT + biases[:, None]
@@ -332,7 +332,7 @@ def test_an_error_among_several_names_them_and_keeps_the_points_before(monkeypat
 def test_every_layer_gets_its_own_ends(monkeypatch):
     models, seen = three(Residual, CPU), []
 
-    def looking(x, weight_a, weight_b, alphas, *, bias_a=None, bias_b=None):
+    def looking(x, weight_a, weight_b, alphas, *, bias_a=None, bias_b=None, backend="auto"):
         seen.append((weight_a, weight_b, bias_a, bias_b))
         rows = [lerp(weight_a, weight_b, alpha) for alpha in alphas.tolist()]
         return torch.stack([(x if x.dim() == 2 else x[k]) @ weight.T for k, weight in enumerate(rows)])

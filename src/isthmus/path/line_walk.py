@@ -90,9 +90,9 @@ class LineWalk(AffineWalk[float, PathResult]):
     def several(self, device: InOrder) -> SeveralModels | str:
         """What evaluates several models of the line at once, or why nothing does."""
         evaluators = {split: each for split, each in self.splits.items() if isinstance(each, Evaluator)}
-        if why_not := why_not_several(self.model, evaluators, device):
+        if why_not := why_not_several(self.model, evaluators, device, self.backend):
             return why_not
-        return SeveralModels(self.model, *self._ends, evaluators, device)
+        return SeveralModels(self.model, *self._ends, evaluators, device, self.backend)
 
     def measure(self, split: str, evaluate: Evaluate, point: float) -> dict[str, float]:
         """The metrics at one point; at an end or the midpoint, note what else is compared there."""

@@ -38,6 +38,7 @@ if TYPE_CHECKING:
 Point = TypeVar("Point", bound=Hashable)
 
 AHEAD = 2  # so many points are under way before the values of the oldest are read: one for each weight buffer
+NO_GRAPHS = "graphs=False was asked for"
 DEPENDENT = "each point depends on the values of those before"
 ROOM = 2  # a second buffer is made where the device has room for so many more models: itself, and graphs
 
@@ -73,6 +74,7 @@ class Pipeline(Generic[Point]):
         self._gathered: list[Point] = []  # to be evaluated together
         self._examples: list[tuple[Point, Finished]] = []  # evaluated one by one, to be compared with that
         self._several: SeveralModels | None = None
+        self._together: Pass | None = None  # by which several are evaluated, once they were compared with single ones
         self._in_full = _why_in_full(self._device)
         self._one_buffer: str | None = DEPENDENT if dependent else self._in_full
         self._one_by_one: str | None = DEPENDENT if dependent else None
@@ -96,6 +98,12 @@ class Pipeline(Generic[Point]):
                 for slot in self._slots[1:]:
                     slot.binding.undo()
 
+    def told(self) -> tuple[dict[str, Any], dict[str, dict[str, Any]]]:
+        """What was used, as results keep it; the same for each split that has an ``Evaluator``."""
+        number = max(1, len(self._slots))
+        used = {"weight_buffers": {"number": number, "why_not_2": self._one_buffer}}
+        return used, {split: self._told_of_split(split) for split in self._evaluators}
+
     def results(
         self, points: Iterable[Point], known: Callable[[Point], Finished | None]
     ) -> Generator[tuple[Point, Finished]]:
@@ -107,7 +115,7 @@ class Pipeline(Generic[Point]):
             for point in points:
                 found = known(point)
                 late = found is None and self._walk.late(point)
-                if late and self._several is not None and self._several.proven:
+                if late and self._several is not None and self._together is not None:
                     self._gathered.append(point)
                     if len(self._gathered) == self._several.number:
                         self._launch_gathered()
@@ -128,28 +136,6 @@ class Pipeline(Generic[Point]):
         except BaseException:
             yield from self._landed(0)
             raise
-
-    def choices(self) -> dict[str, Any]:
-        """What was used, as results keep it."""
-        return {"weight_buffers": {"number": max(1, len(self._slots)), "why_not_2": self._one_buffer}}
-
-    def split_choices(self, split: str) -> dict[str, Any]:
-        """The same for one split."""
-        together = self._several is not None and self._several.proven
-        passes = [slot.passes[split][1] for slot in self._slots if split in slot.passes]
-        if self._several is not None and together:
-            passes = [self._several.replaying]
-        reasons = [each.why_not for each in passes if not each.replayed]
-        return {
-            "graph": {
-                "captured": any(each.replayed for each in passes),
-                "why_not": reasons[0] if reasons else None if passes else self._in_full,
-            },
-            "alphas_at_once": {
-                "number": self._several.number if self._several is not None and together else 1,
-                "why_not": None if together else self._one_by_one or "there were too few points",
-            },
-        }
 
     def _evaluate(self, point: Point) -> Finished:
         """Evaluate a point in full."""
@@ -227,7 +213,7 @@ class Pipeline(Generic[Point]):
             models=[model],
             read=[evaluator.inputs, evaluator.targets],
             bounds=bounds(evaluator, model),
-            why_not=why_not_replayed(model) if evaluator.graphs else "graphs=False was asked for",
+            why_not=why_not_replayed(model) if evaluator.graphs else NO_GRAPHS,
         )
 
     def _make_second_slot(self) -> None:
@@ -270,21 +256,33 @@ class Pipeline(Generic[Point]):
     def _prove(self, several: SeveralModels, point: Point, finished: Finished) -> None:
         """Keep an example; when there are enough, see whether several models at once give the same."""
         self._examples.append((point, finished))
-        if len(self._examples) == several.number:
-            rows = [[value for table in each.values.values() for value in table.values()] for _, each in self._examples]
-            self._one_by_one = several.prove(self._places([example for example, _ in self._examples]), rows)
-            self._examples.clear()
-            if self._one_by_one is not None:
-                self._several = None
+        if len(self._examples) < several.number:
+            return
+        places = self._places([example for example, _ in self._examples])
+        rows = [[value for table in each.values.values() for value in table.values()] for _, each in self._examples]
+        self._one_by_one = several.why_not(places, rows)
+        if self._one_by_one is not None:
+            self._several = None
+            return
+        evaluators = several.evaluators.values()
+        self._together = Pass(
+            self._device,
+            several.compute,
+            several.means,
+            models=[several.model],
+            read=[part for each in evaluators for part in (each.inputs, each.targets)],
+            bounds=several.bounds,
+            why_not=None if all(each.graphs for each in evaluators) else NO_GRAPHS,
+        )
 
     def _launch_gathered(self) -> None:
         """Give the device the points that are to be evaluated together."""
-        if not self._gathered or self._several is None:
+        if not self._gathered or self._several is None or self._together is None:
             return
         points, self._gathered = self._gathered, []
         start = self._device.mark()
         try:
-            means = self._several(self._places(points))
+            means = self._together(self._several.filled(self._places(points)))
         except Exception as error:
             names = f"{self._walk.name(points[0])} and {len(points) - 1} more"
             raise EvaluationError(
@@ -316,6 +314,19 @@ class Pipeline(Generic[Point]):
                 raise
             for point, row in zip(flight.points, rows, strict=False):  # a last group has been filled up
                 yield point, Finished(self._by_split(row), seconds, bn_seconds)
+
+    def _told_of_split(self, split: str) -> dict[str, Any]:
+        passes = [slot.passes[split][1] for slot in self._slots if split in slot.passes]
+        at_once = {"number": 1, "why_not": self._one_by_one or "there were too few points"}
+        if self._several is not None and self._together is not None:
+            passes = [self._together]
+            at_once = {"number": self._several.number, "why_not": None}
+        reasons = [each.why_not for each in passes if not each.replayed]
+        graph = {
+            "captured": any(each.replayed for each in passes),
+            "why_not": (reasons[0] or "there were too few points") if reasons else None if passes else self._in_full,
+        }
+        return {"graph": graph, "alphas_at_once": at_once}
 
     def _by_split(self, row: Sequence[float]) -> dict[str, dict[str, float]]:
         """Split -> metric -> value."""

@@ -25,7 +25,7 @@ from isthmus.flat import FlatState, canonical_keys
 from .calibrate import is_compiled
 from .device import InOrder
 from .evaluate import Evaluator
-from .graphs import Pass, agree, bounds, has_hooks, told
+from .graphs import agree, bounds, has_hooks, told
 from .shared import replaced
 
 AT_ONCE = 16  # with 64 MiB for the largest output of a submodule, 1 GiB
@@ -36,19 +36,36 @@ class SeveralModels:
     """The models at several places of the line from A to B, on all splits.
 
     Attributes:
+        model: whose layers are replaced meanwhile.
+        evaluators: split -> evaluator.
         number: of models that are evaluated at once.
-        proven: whether they were found to give what single ones do.
-        replaying: the passes over the data of all splits.
+        bounds: by how much each mean may differ from that of a single model.
     """
 
     def __init__(
-        self, model: nn.Module, a: FlatState, b: FlatState, evaluators: Mapping[str, Evaluator], device: InOrder
+        self,
+        model: nn.Module,
+        a: FlatState,
+        b: FlatState,
+        evaluators: Mapping[str, Evaluator],
+        device: InOrder,
+        backend: str,
     ) -> None:
-        """Find the weights of each layer; ``why_not_several`` must have found no reason against it."""
-        self.number = number_of(evaluators, device)
-        self.proven = False
-        self._model = model
-        self._evaluators = evaluators
+        """Find the weights of each layer.
+
+        Args:
+            model: a model for which ``why_not_several`` found no reason against it.
+            a: the model at one end.
+            b: the model at the other end.
+            evaluators: split -> evaluator.
+            device: where all are.
+            backend: as for ``isthmus.ops.multi_linear``.
+        """
+        self.model = model
+        self.evaluators = evaluators
+        self.number = number_of(evaluators, device, backend)
+        self.bounds = [bound for each in evaluators.values() for bound in bounds(each, model)] * self.number
+        self._device, self._backend = device, backend
         keys = {id(tensor): key for key, tensor in model.state_dict(keep_vars=True).items()}
         canonical = canonical_keys(keys.values())
         self._layers: dict[nn.Module, Ends] = {}
@@ -58,43 +75,29 @@ class SeveralModels:
                 bias = None if layer.bias is None else canonical[keys[id(layer.bias)]]
                 biases = (None, None) if bias is None else (a[bias], b[bias])
                 self._layers[layer] = (a[weight], b[weight], *biases)
-        self._device = device
         self._widened = False  # whether the current batch came to a linear layer
-        self.replaying = Pass(
-            device,
-            self._compute,
-            self._means,
-            models=[model],
-            read=[part for each in evaluators.values() for part in (each.inputs, each.targets)],
-            bounds=self._bounds(model),
-            why_not=None if all(each.graphs for each in evaluators.values()) else "graphs=False was asked for",
-        )
 
-    def __call__(self, alphas: Sequence[float]) -> Tensor:
-        """The means at up to ``number`` places, one row each, split by split; rows beyond are those of the last."""
-        filled = [*alphas, *[alphas[-1]] * (self.number - len(alphas))]
-        return self.replaying(filled)
-
-    def prove(self, alphas: Sequence[float], expected: Sequence[Sequence[float]]) -> str | None:
-        """Compare the means at ``number`` places with those of single models; returns why they are not to be used."""
+    def why_not(self, alphas: Sequence[float], expected: Sequence[Sequence[float]]) -> str | None:
+        """Why ``means`` are not to be used, if they are not those of single models at ``number`` places."""
         try:
-            found = self._compute(alphas).flatten().tolist()
+            found = self.compute(alphas).flatten().tolist()
         except Exception as error:
             return f"evaluated at once, the models fail: {told(error)}"
-        if not agree(found, [value for row in expected for value in row], self._bounds(self._model)):
+        if not agree(found, [value for row in expected for value in row], self.bounds):
             return "evaluated at once, the models give other values than one by one, by more than rounding"
-        self.proven = True
         return None
 
-    def _bounds(self, model: nn.Module) -> list[float]:
-        return [bound for each in self._evaluators.values() for bound in bounds(each, model)] * self.number
+    def compute(self, alphas: Sequence[float]) -> Tensor:
+        """What ``means`` returns, for at least one and at most ``number`` places; rows beyond are those of the last."""
+        return self.means(self._device.upload(self.filled(alphas)))
 
-    def _compute(self, alphas: Sequence[float]) -> Tensor:
-        return self._means(self._device.upload(alphas))
+    def filled(self, alphas: Sequence[float]) -> list[float]:
+        """``number`` places, the last one again and again where there are fewer."""
+        return [*alphas, *[alphas[-1]] * (self.number - len(alphas))]
 
-    def _means(self, alphas: Tensor) -> Tensor:
-        """The means of all models, shape (number, metrics of all splits)."""
-        self._model.eval()
+    def means(self, alphas: Tensor) -> Tensor:
+        """The means of all models, shape (number, metrics of all splits); places are read on the device."""
+        self.model.eval()
 
         def forward(layer: nn.Module, inputs: Tensor) -> Tensor:
             weight_a, weight_b, bias_a, bias_b = self._layers[layer]
@@ -102,31 +105,33 @@ class SeveralModels:
             if self._widened and inputs.untyped_storage().data_ptr() not in resident:
                 each = each.view(self.number, -1, inputs.shape[-1])
             self._widened = True
-            outputs = ops.multi_linear(each, weight_a, weight_b, alphas, bias_a=bias_a, bias_b=bias_b)
+            outputs = ops.multi_linear(
+                *(each, weight_a, weight_b, alphas), bias_a=bias_a, bias_b=bias_b, backend=self._backend
+            )
             return outputs.view(-1, *inputs.shape[1:-1], len(weight_a))
 
         def model(inputs: Tensor) -> Any:
             self._widened = False
-            return self._model(inputs)
+            return self.model(inputs)
 
         means = []
-        for evaluator in self._evaluators.values():
+        for evaluator in self.evaluators.values():
             resident = {evaluator.inputs.untyped_storage().data_ptr()}
             with replaced(list(self._layers), forward):
                 means.append(evaluator.bare_means(model, self.number))
         return torch.cat(means, dim=1)
 
 
-def number_of(evaluators: Mapping[str, Evaluator], device: InOrder) -> int:
-    """How many models the evaluators let be evaluated at once."""
-    default = AT_ONCE if device.background else 1
+def number_of(evaluators: Mapping[str, Evaluator], device: InOrder, backend: str) -> int:
+    """How many models the evaluators let be evaluated at once; by default several where a GPU has a kernel for it."""
+    default = AT_ONCE if device.background and ops.choose_backend(backend, device.device) != "reference" else 1
     asked = (default if each.alphas_at_once == "auto" else each.alphas_at_once for each in evaluators.values())
     return min(asked, default=1)
 
 
-def why_not_several(model: nn.Module, evaluators: Mapping[str, Evaluator], device: InOrder) -> str | None:
+def why_not_several(model: nn.Module, evaluators: Mapping[str, Evaluator], device: InOrder, backend: str) -> str | None:
     """Why the models on a line cannot be evaluated several at once, if that is known beforehand."""
-    if number_of(evaluators, device) == 1:
+    if number_of(evaluators, device, backend) == 1:
         asked = any(each.alphas_at_once == 1 for each in evaluators.values())
         return "alphas_at_once=1 was asked for" if asked else f"it is slower on the device {str(device.device)!r}"
     if is_compiled(model):

@@ -87,7 +87,7 @@ class Walk(ABC, Generic[Point, Result]):
         self._progress = progress
         self._checkpoint = checkpoint
         self._digests: dict[str, str] = {}  # of the sources, where there is a checkpoint
-        self._pipeline: Pipeline[Point] | None = None
+        self._told: tuple[dict[str, Any], dict[str, dict[str, Any]]] = {}, {}
 
     @abstractmethod
     def write(self, point: Point, out: FlatState) -> None:
@@ -156,7 +156,7 @@ class Walk(ABC, Generic[Point, Result]):
         ``partial`` is the result of the points before. Points that the checkpoint has are taken from there.
         """
         opened = nullcontext() if self._checkpoint is None else Checkpoint(self._checkpoint, self.settings())
-        pipeline = self._pipeline = Pipeline(self, dependent=dependent)
+        pipeline = Pipeline(self, dependent=dependent)
         try:
             with (
                 opened as checkpoint,
@@ -177,8 +177,10 @@ class Walk(ABC, Generic[Point, Result]):
                             checkpoint.append(point, finished)
                         tell(done, max(total, done + length_hint(remaining)), self.values[point])
         except BaseException as error:
+            self._told = pipeline.told()
             error.partial = self.result(complete=False)  # type: ignore[attr-defined]
             raise
+        self._told = pipeline.told()
         return self.result(complete=True)
 
     def _known(self, found: Mapping[Hashable, Finished], point: Point) -> Finished | None:
@@ -250,7 +252,7 @@ class Walk(ABC, Generic[Point, Result]):
 
     def choices(self) -> dict[str, Any]:
         """What was resolved on the way, as results keep it."""
-        pipeline = self._pipeline or Pipeline(self, dependent=False)
+        used, used_by_split = self._told
         return {
             "bn": self.bn,
             "bn_batch_size": None if self._bn_inputs is None else self._bn_batch_size,
@@ -258,9 +260,9 @@ class Walk(ABC, Generic[Point, Result]):
             "backend": ops.choose_backend(self.backend, self.work.device),
             "device": str(self.work.device),
             "dtypes": sorted(str(dtype).removeprefix("torch.") for dtype in self.work.buffers),
-            **pipeline.choices(),
+            **used,
             "splits": {
-                split: evaluate.choices() | pipeline.split_choices(split)
+                split: evaluate.choices() | used_by_split.get(split, {})
                 for split, evaluate in self.splits.items()
                 if isinstance(evaluate, Evaluator)
             },
