@@ -132,12 +132,14 @@ def test_wrong_usage_exits_with_2():
 
 def test_sweep_from_a_file(tmp_path):
     (tmp_path / "grid.toml").write_text(GRID)
-    code, out, _ = run("sweep", "grid.toml", "--workers", 1)
+    code, out, _ = run("sweep", "grid.toml", "--workers", 1, "--together", 4)
     assert code == 0
     rows = [line.split()[:4] for line in out.splitlines() if line.strip().startswith("0.")]
     noise = [("0.05", "0", "0.00156"), ("0.2", "0", "0.00625"), ("0.05", "0.9", "0.0156"), ("0.2", "0.9", "0.0625")]
     assert rows == [[lr, "32", momentum, s] for lr, momentum, s in noise]
     assert len(json.loads((tmp_path / "isthmus-sweep/results.json").read_text())["pairs"]) == 8
+    saved = json.loads((tmp_path / "isthmus-sweep/pairs/scale03/pair01/pair.json").read_text())
+    assert saved["execution"]["together"] == 4
 
 
 def test_scan_of_a_pair(pair_folder, tmp_path):
