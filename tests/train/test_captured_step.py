@@ -12,8 +12,10 @@ from torch import Tensor, nn
 
 from isthmus import _capture
 from isthmus.train import Data, Execution, Pair, TrainConfig, gradient_noise, load_data, loop, train_pair
+from isthmus.train.batches import Chunk
 from isthmus.train.models import ResNet18
 from isthmus.train.networks import Network
+from isthmus.train.steps import RecordedSteps
 
 pytest.importorskip("sklearn")
 
@@ -234,3 +236,24 @@ def test_values_arrive_as_they_were(device: str) -> None:
     value.zero_()
     assert arrival.get().tolist() == [0, 1, 2]
     assert arrival.get().device.type == "cpu"
+
+
+def test_recorded_steps_see_the_batches_in_the_order_of_memory_that_they_have(graphs: str) -> None:
+    images = torch.randn(3 * 4, 3, 5, 5, device=graphs).contiguous(memory_format=torch.channels_last)
+    chunk = Chunk(images.unflatten(0, (3, 4)), torch.arange(12, device=graphs).view(3, 4))
+    seen: list[bool] = []
+    total = torch.zeros((), device=graphs)
+
+    def step(inputs: Tensor, labels: Tensor) -> Tensor:
+        seen.append(inputs.is_contiguous(memory_format=torch.channels_last))
+        return total.add_(inputs.sum() + labels.sum() * group["lr"])
+
+    group: dict[str, object] = {}
+    rates = torch.tensor([[1.0], [10.0], [100.0]])
+    steps = RecordedSteps(step, [group], chunk, rates, 5, total.zero_)
+    steps.begin(chunk, rates)
+    for _ in range(3):
+        steps.take()
+    sums = images.unflatten(0, (3, 4)).sum((1, 2, 3, 4)) + torch.tensor([6.0, 220.0, 3800.0], device=graphs)
+    torch.testing.assert_close(steps.losses(), sums.cumsum(0))
+    assert all(seen)
