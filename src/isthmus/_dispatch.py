@@ -231,6 +231,24 @@ def multi_linear(
     return reference.multi_linear(x, weight_a, weight_b, values, bias_a=bias_a, bias_b=bias_b)
 
 
+def add_product(
+    out: Tensor,
+    a: Tensor,
+    b: Tensor,
+    index: Tensor | None,
+    *,
+    rows: Tensor | None,
+    before: Tensor | None,
+    backend: str,
+) -> None:
+    """``isthmus.ops.add_product``; "cpp" leaves products of matrices to torch."""
+    with torch.no_grad():
+        if choose(backend, out.device) == "triton":
+            _native.triton().add_product(out, a, b, index, rows, before)
+        else:
+            reference.add_product(out, a, b, index, rows=rows, before=before)
+
+
 def plain_sources(tensors: Column, indices: object, out: Column | None, *, same_dtype: bool) -> Any:
     """The compiled extension's view of permuted tensors if it vouches that they are valid, else ``None``.
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 from isthmus.kernels import multi_linear as layers
+from isthmus.kernels import similarity
 from isthmus.kernels.table import to_device
 
 from .tables import aligned
@@ -25,3 +27,17 @@ def multi_linear(
             y,
         )
     return y
+
+
+def add_product(
+    out: Tensor, a: Tensor, b: Tensor, index: Tensor | None, rows: Tensor | None, before: Tensor | None
+) -> None:
+    """Add a product over gathered rows; the indices are on the CPU."""
+    if index is None:
+        index = torch.arange(len(a), device=a.device)
+    elif rows is None or before is None:
+        index = to_device(index.contiguous(), a.device)
+    else:
+        index, rows, before = to_device(torch.stack([index[rows], rows, before[rows]]), a.device)
+    if index.numel() * a.shape[1] * out.numel() > 0:
+        out += similarity.products(aligned(a), aligned(b), index, rows, before).sum(0)

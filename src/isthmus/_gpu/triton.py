@@ -11,12 +11,12 @@ from isthmus.kernels import elementwise
 from isthmus.kernels.numbers import BLOCK, INTERPRETED
 
 from . import tables
-from .linear import multi_linear
+from .linear import add_product, multi_linear
 from .select import select
 from .tables import Column
 
 VERSION: str = triton.__version__
-__all__ = ["INTERPRETED", "VERSION", "lerp", "multi_linear", "select", "weighted_sum"]
+__all__ = ["INTERPRETED", "VERSION", "add_product", "lerp", "multi_linear", "select", "weighted_sum"]
 
 
 def lerp(a: Column, b: Column, outputs: Column, weights: Tensor) -> None:

@@ -28,7 +28,7 @@ from .heads import Family, best_orders, families
 from .inputs import check_counts, chosen_groups, read_models, total
 from .permutation import compose, identity_permutation, invert, random_permutation, units_that_stay
 from .report import ALIGNED, Reached
-from .similarity import Place, Tensors, add_product, groups_of, inner_products, ordered, places
+from .similarity import Place, Tensors, groups_of, inner_products, ordered, places
 from .spec import PermutationSpec, Segment
 from .weight_matching import TOLERANCE, Ascent
 
@@ -289,7 +289,7 @@ class _Search:
             others = torch.stack([x for other, x in enumerate(mixed[place.key]) if other != model]).sum(0)
             own = _mixed(spec, place.key, self._tensors[place.key][model], matrices, place)
             gradient = gradient.to(own.device)
-            add_product(gradient, place.arranged(others, spec).flatten(0, 1), place.arranged(own, spec).flatten(0, 1))
+            ops.add_product(gradient, place.arranged(others, spec), place.arranged(own, spec), backend=self._backend)
         return gradient.cpu()
 
     def _step(self, family: Family, soft: list[Soft], ends: list[Soft], mixed: dict[str, list[Tensor]]) -> bool:

@@ -31,7 +31,6 @@ from .spec import Axis, Permutation, PermutationSpec, Segment
 
 Tensors = Mapping[str, tuple[Tensor, ...]]  # key -> the tensor of each model
 
-CHUNK = 512  # rows of a product: up to so many, one thread and several sum in the same order
 DRIFT = 16  # a similarity is computed anew after so many updates, lest their rounding errors add up
 
 
@@ -130,6 +129,7 @@ class Similarity:
         pairs: the tensors of both models.
         shared: whether places count where the segment has other groups within the same one, which keep their order
             and stay with their head: else these places are left to the similarities of those groups.
+        backend: as for ``isthmus.ops.add_product``.
 
     Attributes:
         name: the group.
@@ -138,10 +138,12 @@ class Similarity:
         version: counts the changes of ``matrix``.
     """
 
-    def __init__(self, spec: PermutationSpec, name: str, pairs: Tensors, *, shared: bool = True) -> None:
+    def __init__(
+        self, spec: PermutationSpec, name: str, pairs: Tensors, *, shared: bool = True, backend: str = "auto"
+    ) -> None:
         self.name = name
         self.version = 0
-        self._spec, self._pairs = spec, pairs
+        self._spec, self._pairs, self._backend = spec, pairs, backend
         found = [place for place in places(spec, name, pairs) if shared or not place.siblings(spec)]
         terms = [_term(spec, place, pairs) for place in found]
         fixed = [term for term in terms if not term.axes and not term.place.siblings(spec)]
@@ -152,7 +154,7 @@ class Similarity:
         device = terms[0].a.device if terms else None
         self._constant = torch.zeros(units, units, device=device)
         for term in fixed:
-            add_product(self._constant, term.a.flatten(0, 1), term.b.flatten(0, 1))
+            ops.add_product(self._constant, term.a, term.b, backend=backend)
         self.matrix = self._constant if not self._terms else torch.zeros_like(self._constant)
         self._updates = DRIFT
         self._weights = [(groups_of(term.axes), _squares(term.a), _squares(term.b)) for term in terms]
@@ -188,12 +190,12 @@ class Similarity:
             self._updates = 0
             self.matrix.copy_(self._constant)
             for term, index in zip(self._terms, indices, strict=True):
-                _add_rows(self.matrix, term, index)
+                _add_rows(self.matrix, term, index, backend=self._backend)
                 term.index = index
             return
         for term, index, change in zip(self._terms, indices, changed, strict=True):
             if change is not None and len(change):
-                _add_rows(self.matrix, term, index, change)
+                _add_rows(self.matrix, term, index, change, backend=self._backend)
                 term.index = index
 
     def among(self, permutation: Permutation, known: set[str]) -> Tensor:
@@ -202,7 +204,7 @@ class Similarity:
         for term, index in zip(self._terms, self._indices(permutation), strict=True):
             if groups_of(term.axes) | term.place.siblings(self._spec) <= known:
                 self._follow(term, permutation)
-                _add_rows(matrix, term, index)
+                _add_rows(matrix, term, index, backend=self._backend)
         return matrix
 
     def _follow(self, term: Term, permutation: Permutation) -> None:
@@ -229,26 +231,10 @@ class Similarity:
         return [_joined(found[str(i)], term.axes) for i, term in enumerate(self._terms)]
 
 
-def _add_rows(matrix: Tensor, term: Term, index: Tensor, change: Tensor | None = None) -> None:
+def _add_rows(matrix: Tensor, term: Term, index: Tensor, change: Tensor | None = None, *, backend: str) -> None:
     """Add the product of a term with b's rows in order; where ``change`` names rows, what they change the sum by."""
-    before = index if term.index is None else term.index
-    _, others, units = term.a.shape
-    step = max(1, CHUNK // others)
-    device = term.a.device
-    for start in range(0, len(index) if change is None else len(change), step):
-        if change is None:
-            a, b = term.a[start : start + step], term.b.index_select(0, index[start : start + step].to(device))
-        else:
-            rows = change[start : start + step]
-            a, b = term.a.index_select(0, rows.to(device)), term.b.index_select(0, index[rows].to(device))
-            b -= term.b.index_select(0, before[rows].to(device))
-        add_product(matrix, a.view(-1, units), b.view(-1, units))
-
-
-def add_product(matrix: Tensor, a: Tensor, b: Tensor) -> None:
-    """Add aᵀb, rows in chunks."""
-    for x, y in zip(a.split(CHUNK), b.split(CHUNK), strict=True):
-        matrix.addmm_(x.T, y)
+    before = None if change is None else term.index
+    ops.add_product(matrix, term.a, term.b, index, rows=change, before=before, backend=backend)
 
 
 class Place(NamedTuple):

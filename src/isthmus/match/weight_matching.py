@@ -234,7 +234,9 @@ class Ascent:
         for name in family.members:
             shared = name not in family.apart
             if (name, shared) not in self._similarities:
-                self._similarities[name, shared] = Similarity(self._spec, name, self._pairs, shared=shared)
+                self._similarities[name, shared] = Similarity(
+                    self._spec, name, self._pairs, shared=shared, backend=self._backend
+                )
             found.append(self._similarities[name, shared])
         return found
 

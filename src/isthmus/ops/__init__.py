@@ -30,6 +30,7 @@ from .multi_linear import multi_linear
 from .permute import lerp_permuted, permute
 from .rules import arcee_fusion, linear, nearswap, ram, ram_plus, sce
 from .selection import Thresholds, thresholds
+from .similarity import add_product
 from .spherical import gram, karcher, model_stock, multislerp, nuslerp, slerp
 
 __all__ = [
@@ -38,6 +39,7 @@ __all__ = [
     "Placed",
     "Stats",
     "Thresholds",
+    "add_product",
     "arcee_fusion",
     "choose_backend",
     "consensus",

@@ -17,6 +17,7 @@ from .permute import permute, permute_adjoint
 from .random import philox, random_keys, random_words
 from .reductions import gram
 from .selection import NO_INDEX, Cuts, Groups, Selected, select
+from .similarity import add_product
 
 __all__ = [
     "NO_INDEX",
@@ -28,6 +29,7 @@ __all__ = [
     "Random",
     "Selected",
     "Stats",
+    "add_product",
     "assign",
     "compute_dtype",
     "consensus",
