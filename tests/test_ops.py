@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import types
 
 import pytest
@@ -245,6 +246,44 @@ def test_describe_marks_one_backend_and_one_instruction_set():
     assert [row.name for row in rows if row.chosen and " " not in row.name] == ["cpp"]
     assert sum(row.chosen for row in rows if " " in row.name) == 1
     assert all(row.reason for row in rows)
+
+
+def test_the_host_does_not_wait_for_weights_on_a_gpu(monkeypatch):
+    """As if the tensors here were on one: Triton's kernels take the weights as they are, NaN too."""
+    if _native.load_triton()[0] is None:
+        pytest.skip(_native.load_triton()[1])
+    a, b = pair(50)
+    w, ws, rows = torch.tensor(0.3), torch.tensor([0.3, 0.9]), torch.tensor([[0.3, 0.9], [2.0, -1.0]])
+    x, weight = a.view(5, 10), b.view(5, 10)
+
+    def results(backend):
+        return [
+            ops.lerp(a, b, w, backend=backend),
+            *ops.lerp([a, b], [b, a], ws, backend=backend),
+            *ops.lerp([a, b], [b, a], w, backend=backend),
+            ops.weighted_sum([a, b], ws, backend=backend),
+            *ops.weighted_sum([[a, b], [b, a]], rows, backend=backend),
+        ]
+
+    def refuse(*args):
+        raise AssertionError("a value was read")
+
+    expected = results("reference")
+    layers = ops.multi_linear(x, weight, x, ws, backend="reference")
+    for name in ("_validate", "elementwise", "multi_linear"):
+        module = importlib.import_module(f"isthmus.ops.{name}")
+        monkeypatch.setattr(module, "stays_unread", lambda weights, tensors: isinstance(weights, torch.Tensor))
+    with monkeypatch.context() as context:
+        for name in ("item", "tolist", "__float__", "__bool__"):
+            context.setattr(torch.Tensor, name, refuse)
+        found = results("triton")
+        unknown = ops.lerp(a, b, torch.tensor(torch.nan), backend="triton")
+        at_once = ops.multi_linear(x, weight, x, ws, backend="triton")
+    assert all(map(same_bits, found, expected))
+    assert unknown.isnan().all()
+    torch.testing.assert_close(at_once, layers)
+    with pytest.raises(InputError, match=r"weight is a tensor of shape \(2,\)"):
+        ops.lerp(a, b, ws, backend="triton")
 
 
 # --- gradients --------------------------------------------------------------------------------------------------------

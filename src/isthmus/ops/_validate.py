@@ -54,9 +54,9 @@ def factor(weight: float | Tensor, name: str = "the weight") -> float:
     return value
 
 
-def stays_unread(weights: object) -> TypeGuard[Tensor]:
-    """Whether these are a tensor on a GPU: the host does not wait for its values, to use or to check them."""
-    return isinstance(weights, Tensor) and weights.is_cuda
+def stays_unread(weights: object, tensors: Sequence[Tensor]) -> TypeGuard[Tensor]:
+    """Whether these are a tensor on a GPU, beside ``tensors``: its values are used there, unchecked by the host."""
+    return isinstance(weights, Tensor) and weights.is_cuda and len(tensors) > 0 and tensors[0].is_cuda
 
 
 def factor_tensor(weight: float | Tensor) -> Tensor:
@@ -65,6 +65,15 @@ def factor_tensor(weight: float | Tensor) -> Tensor:
         _check_one_element(weight)
         return weight
     return torch.tensor(factor(weight), dtype=torch.float64)
+
+
+def factors(weight: float | Tensor | Sequence[float], tensors: Sequence[Tensor]) -> list[float] | Tensor:
+    """The one factor of all rows, or those of each, finite; or one axis of them on the GPU of ``tensors``, unread."""
+    if stays_unread(weight, tensors):
+        if weight.shape != (len(tensors),):
+            _check_one_element(weight)
+        return weight.reshape(-1)
+    return [factor(w) for w in weight_of_each(weight, len(tensors))]
 
 
 def weight_of_each(weight: float | Tensor | Sequence[float], rows: int) -> Sequence[float | Tensor]:

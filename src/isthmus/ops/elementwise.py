@@ -16,9 +16,11 @@ from ._validate import (
     column,
     factor,
     factor_tensor,
+    factors,
     models_of,
     per_model,
     refuse_gradient_of_out,
+    stays_unread,
     validate,
     weight_of_each,
 )
@@ -55,7 +57,8 @@ def lerp(
         a: the tensor, or tensors, at weight 0.
         b: the tensor, or tensors, at weight 1; shapes as in ``a``.
         weight: w, a float or a tensor of one element, or a list or 1-D tensor of one for each tensor; rounded once from
-            float64 to the type computed in.
+            float64 to the type computed in. A tensor on a GPU beside ``a`` is read there: the host does not wait
+            for it, and a weight that is not finite propagates instead of being an error.
         out: where to write; each is disjoint from all inputs or is exactly one of its own.
         backend: "auto", "reference", "cpp", "cuda" or "triton"; a backend asked for by name never falls back.
 
@@ -70,13 +73,13 @@ def lerp(
     requires_grad = any_requires_grad(weight, columns, table)
     if _library.is_needed(requires_grad):
         refuse_gradient_of_out(requires_grad, targets)
-        factors = [factor_tensor(w) for w in weight_of_each(weight, len(columns[0]))]
+        given = [factor_tensor(w) for w in weight_of_each(weight, len(columns[0]))]
         results = [
-            _library.lerp(x, y, factors[i % len(factors)], out=None if targets is None else targets[i], backend=backend)
+            _library.lerp(x, y, given[i % len(given)], out=None if targets is None else targets[i], backend=backend)
             for i, (x, y) in enumerate(zip(*columns, strict=True))
         ]
     else:
-        values = [factor(w) for w in weight_of_each(weight, len(columns[0]))]
+        values = factors(weight, columns[0])
         results = _dispatch.lerp(columns[0], columns[1], values, out=targets, backend=backend, table=table)
     return results[0] if isinstance(a, Tensor) else results
 
@@ -113,7 +116,9 @@ def weighted_sum(
     Args:
         tensors: one tensor per model, or one list of tensors per model.
         weights: one finite float per model, or a list of one for each of its tensors; or a tensor of shape (models,) or
-            (models, number of tensors). Each is rounded once from float64 to the type computed in.
+            (models, number of tensors). Each is rounded once from float64 to the type computed in. A tensor on a GPU
+            beside the tensors is read there: the host does not wait for it, and weights that are not finite propagate
+            instead of being an error.
         out: where to write; each is disjoint from all inputs or is exactly one of its own.
         backend: "auto", "reference", "cpp", "cuda" or "triton"; a backend asked for by name never falls back.
 
@@ -143,10 +148,12 @@ def weighted_sum(
             for i, row in enumerate(zip(*columns, strict=True))
         ]
     else:
-        values: Any = weights.tolist() if isinstance(weights, Tensor) else weights
-        results = _dispatch.weighted_sum(
-            columns, _weight_lists(values, rows), out=targets, backend=backend, table=table
-        )
+        values: Any
+        if stays_unread(weights, columns[0]):
+            values = weights.t()
+        else:
+            values = _weight_lists(weights.tolist() if isinstance(weights, Tensor) else weights, rows)
+        results = _dispatch.weighted_sum(columns, values, out=targets, backend=backend, table=table)
     return results[0] if single else results
 
 

@@ -39,8 +39,8 @@ def multi_linear(
         x: the inputs, (n, inputs) for all α alike, or (len(alphas), n, inputs).
         weight_a: the weight at α = 0, (outputs, inputs).
         weight_b: the weight at α = 1.
-        alphas: finite floats, or a tensor of shape (len(alphas),), read where it is used: on a GPU the host does not
-            wait for it, and α that are not finite give NaN.
+        alphas: finite floats, or a tensor of shape (len(alphas),). A tensor on a GPU beside ``x`` is read there: the
+            host does not wait for it, and α that are not finite propagate instead of being an error.
         bias_a: the bias at α = 0, (outputs,), or None for layers without one.
         bias_b: the bias at α = 1.
         backend: "auto", "reference" or "triton"; a backend asked for by name never falls back.
@@ -75,7 +75,7 @@ def multi_linear(
     if _library.is_needed(any_requires_grad(alphas, [[tensor] for tensor in tensors.values()], None)):
         places = alphas if isinstance(alphas, Tensor) else torch.tensor(_floats(alphas), dtype=torch.float64)
         return _library.multi_linear(x, weight_a, weight_b, places, bias_a=bias_a, bias_b=bias_b, backend=backend)
-    values = alphas if stays_unread(alphas) else _floats(alphas)
+    values = alphas if stays_unread(alphas, [x]) else _floats(alphas)
     return _dispatch.multi_linear(x, weight_a, weight_b, values, bias_a=bias_a, bias_b=bias_b, backend=backend)
 
 
