@@ -18,7 +18,7 @@ from .numbers import DTYPES, EXACT, INTERPRETED, TABLES, computed_in, pointer, w
 from .table import Table
 
 STEPS = 2 if INTERPRETED else 16  # at most 31: what a lane counts is packed into few bits
-SEGMENT = STEPS * (1 << 15 if INTERPRETED else 1024)
+_LANES = 1 << 15 if INTERPRETED else 1024
 INFINITY = {torch.int32: 0x7F800000, torch.int64: 0x7FF0000000000000}
 _TAKEN = 1 << 14 if INTERPRETED else 1024  # magnitudes that one program copies
 
@@ -26,6 +26,12 @@ _ARRAYS = [
     *TABLES, "place_of_row", "first_search", "searches", "opened", "counts", "histogram", "nonfinite", "row_of_piece",
     "pieces", "begins", "lengths", "keys", "models", "values", "left", "found",
 ]  # fmt: skip
+
+
+def segment_of(longest: int) -> int:
+    """The block of a table whose longest row has so many elements."""
+    lanes = min(_LANES, triton.next_power_of_2(longest)) if INTERPRETED else _LANES
+    return STEPS * lanes
 
 
 @triton.jit
@@ -73,7 +79,8 @@ def take(
     have, of which ``row_of_piece`` is -1, are left out.
     """
     models, count, run = keys.shape
-    _take[(triton.cdiv(count * run, _TAKEN), models)](
+    block = min(_TAKEN, triton.next_power_of_2(count * run)) if INTERPRETED else _TAKEN
+    _take[(triton.cdiv(count * run, block), models)](
         table.addresses,
         table.numel,
         table.width,
@@ -85,7 +92,7 @@ def take(
         first_model,
         keys,
         **_types(table, keys.dtype),
-        block=_TAKEN,
+        block=block,
         **EXACT,
     )
 
@@ -185,7 +192,7 @@ def sweep(
     nonfinite: Tensor,
     key: torch.dtype,
 ) -> None:
-    """Count how magnitudes lie to the brackets of searches; one sweep over the table, whose block is ``SEGMENT``.
+    """Count how magnitudes lie to the brackets of searches; one sweep over the table, by segments.
 
     Args:
         table: of pieces.
@@ -221,7 +228,7 @@ def sweep(
         INFINITY[key],
         **_types(table, key),
         aligned=table.aligned and (key == torch.int32 or table.dtype == torch.float64),  # else it is rare
-        block=SEGMENT // STEPS,
+        block=table.block // STEPS,
         steps=STEPS,
         **EXACT,
     )
@@ -284,7 +291,7 @@ def locate(
         found,
         dtype=DTYPES[table.dtype],
         compute=computed_in(table.dtype),
-        block=SEGMENT // STEPS,
+        block=table.block // STEPS,
         steps=STEPS,
         **EXACT,
     )

@@ -274,16 +274,18 @@ def permute(
     if sources is None:
         indices = _within_range(tensors, indices)
     outputs = [torch.empty_like(tensor) for tensor in tensors] if out is None else out
-    if _choice([tensors], backend, sources) == "cpp":
-        results = outputs
-        if sources is None:
-            results = outputs if out is None else [_dense(target) for target in out]
-            plain = [tensor.detach().resolve_conj().resolve_neg() for tensor in tensors]
-            sources = _sources(plain, indices, results)
-        sources.outputs = [result.data_ptr() for result in results]
-        _native.cpu().permute(sources, torch.get_num_threads())
-    else:
+    chosen = _choice([tensors], backend, sources)
+    if chosen == "reference":
         results = [reference.permute(tensor.detach(), index) for tensor, index in zip(tensors, indices, strict=True)]
+    else:
+        results = outputs if out is None or sources is not None else [_dense(target) for target in out]
+        plain = [tensor.detach().resolve_conj().resolve_neg() for tensor in tensors]
+        if chosen == "triton":
+            _native.triton().permute(plain, indices, results)
+        else:
+            sources = sources or _sources(plain, indices, results)
+            sources.outputs = [result.data_ptr() for result in results]
+            _native.cpu().permute(sources, torch.get_num_threads())
     for target, result in zip(outputs, results, strict=True):
         if target is not result:
             target.copy_(result)
@@ -293,7 +295,10 @@ def permute(
 
 
 def permute_adjoint(gradient: Tensor, indices: Indices, *, backend: str) -> Tensor:
-    """The gradient of ``permute``: by the inverses of its indices where each is a permutation, else added up."""
+    """The gradient of ``permute``: by the inverses of its indices where each is a permutation, else added up.
+
+    The latter is left to torch on every backend: repeated entries are for few calls worth a kernel of their own.
+    """
     inverses = [None if index is None else _inverse(index) for index in indices]
     if all(inverse is not None or index is None for inverse, index in zip(inverses, indices, strict=True)):
         return permute([gradient], [inverses], out=None, backend=backend)[0]
@@ -318,21 +323,28 @@ def lerp_permuted(
     Raises:
         InputError: an index has an entry that is not within its axis.
     """
-    if _choice([a], backend, table) != "cpp":
+    chosen = _choice([a], backend, table)
+    if chosen == "reference":
         permuted = permute(b, indices, out=None, backend="reference") if b else []
         return lerp(a, permuted, weights, out=out, backend="reference")
-    module = _native.cpu()
     outputs = [torch.empty_like(tensor) for tensor in a] if out is None else out
-    late: list[tuple[Tensor, Tensor]] = []
-    real = [real(tensor) for tensor in b]
     if table is None or sources is None:
         indices = _within_range(b, indices)
+    if chosen == "triton":
+        _native.triton().lerp_permuted(a, b, outputs, torch.as_tensor(weights, dtype=torch.float64), indices)
+        if out is not None:
+            _versions.wrote(out)
+        return outputs
+    module = _native.cpu()
+    late: list[tuple[Tensor, Tensor]] = []
+    values = [real(tensor) for tensor in b]
+    if table is None or sources is None:
         table, results, late = _strided_table(module, [a], outputs, c_order=False)
         by_axis = [(*index, None) if tensor.is_complex() else index for tensor, index in zip(b, indices, strict=True)]
-        sources = _sources(real, by_axis, results)
+        sources = _sources(values, by_axis, results)
     elif out is None:
         table.set_outputs(outputs)
-    dtypes = [_dtype_codes(module)[tensor.dtype] for tensor in real]
+    dtypes = [_dtype_codes(module)[tensor.dtype] for tensor in values]
     module.lerp_permuted(table, sources, dtypes, weights, torch.get_num_threads())
     for target, result in late:
         target.copy_(result)
@@ -349,7 +361,7 @@ def _within_range(tensors: Column, indices: Sequence[Indices]) -> list[Indices]:
     if module is not None and tensors[0].device.type == "cpu":
         bad = module.first_out_of_range([(index.data_ptr(), len(index)) for index in given])
     else:
-        bad = next((i for i, x in enumerate(given) if len(x) and not 0 <= x.min() <= x.max() < len(x)), None)
+        bad = _first_out_of_range(given)
     if bad is not None:
         places = [(row, axis) for row, entry in enumerate(indices) for axis, x in enumerate(entry) if x is not None]
         (row, axis), index = places[bad], given[bad]
@@ -359,6 +371,23 @@ def _within_range(tensors: Column, indices: Sequence[Indices]) -> list[Indices]:
             f"the index of {which} along axis {axis} has the entry {outside}, expected 0 to {len(index) - 1}."
         )
     return indices
+
+
+def _first_out_of_range(indices: list[Tensor]) -> int | None:
+    """Which index is the first with an entry that is not within its axis; the host waits once for each device."""
+    found: list[int] = []
+    for device in {index.device for index in indices}:
+        places = [i for i, index in enumerate(indices) if index.device == device]
+        sizes = torch.tensor([len(indices[i]) for i in places])
+        total = int(sizes.sum())
+        on_device = sizes.to(device)
+        limits = on_device.repeat_interleave(on_device, output_size=total)
+        entries = torch.cat([indices[i] for i in places])
+        outside = (entries < 0) | (entries >= limits)
+        first = int(torch.where(outside, torch.arange(total, device=device), total).amin()) if total else 0
+        if first < total:
+            found.append(places[int((sizes.cumsum(0) <= first).sum())])
+    return min(found, default=None)
 
 
 def _inverse(index: Tensor) -> Tensor | None:

@@ -40,10 +40,12 @@ class Pieces(NamedTuple):
     Attributes:
         tables: each with, for all pieces, their rows in the table or -1; and the pieces of its rows. On the device.
         length: int64 (pieces,), of each, on the host.
+        segment: the elements of a segment.
     """
 
     tables: list[tuple[Table, Tensor, Tensor]]
     length: Tensor
+    segment: int
 
 
 class Call(NamedTuple):
@@ -156,6 +158,7 @@ def _pieces(call: Call, row: Tensor, begin: Tensor, length: Tensor) -> Pieces:
     for piece, at in enumerate(row.tolist()):
         by_dtype.setdefault(call.rows[at][0].dtype, []).append(piece)
     places, begins, lengths = row.tolist(), begin.tolist(), length.tolist()
+    segment = launch.segment_of(max(lengths))
     tables = []
     for dtype, pieces in by_dtype.items():
         row_of_piece = torch.full_like(row, -1)
@@ -166,12 +169,12 @@ def _pieces(call: Call, row: Tensor, begin: Tensor, length: Tensor) -> Pieces:
             [lengths[p] for p in pieces],
             dtype=dtype,
             out_dtype=dtype,
-            block=launch.SEGMENT,
+            block=segment,
             device=call.device,
             keep_alive=[x for tensors in call.rows for x in tensors],
         )
         tables.append((table, to_device(row_of_piece, call.device), to_device(torch.tensor(pieces), call.device)))
-    return Pieces(tables, length)
+    return Pieces(tables, length, segment)
 
 
 def _take(call: Call, pieces: Pieces, runs: tuple[Tensor, Tensor, Tensor], run: int, models: range) -> Tensor:
@@ -272,8 +275,9 @@ class Layout(NamedTuple):
         return Layout(*to_device(torch.cat(self), device).split(sizes))
 
 
-def _layout(groups: int, group: Tensor, row: Tensor, length: Tensor) -> Layout:
-    segments = -(-length // launch.SEGMENT)
+def _layout(groups: int, group: Tensor, row: Tensor, pieces: Pieces) -> Layout:
+    length = pieces.length
+    segments = -(-length // pieces.segment)
     of_group = torch.zeros(2, groups + 1, dtype=torch.int64)
     of_group[:, 1:].index_add_(1, group, torch.stack([length, segments]))
     group_start, group_segment = of_group.cumsum(1)
@@ -286,10 +290,10 @@ def _search(call: Call, groups: Tensor, row: Tensor, begin: Tensor, whole: bool)
         numel = torch.tensor([tensors[0].numel() for tensors in call.rows])
         of_piece = numel.nonzero()[:, 0]
         pieces = _pieces(call, of_piece, torch.zeros_like(of_piece), numel[of_piece])
-        host = _layout(1, torch.zeros_like(of_piece), of_piece, pieces.length)
+        host = _layout(1, torch.zeros_like(of_piece), of_piece, pieces)
     else:
         pieces = _pieces(call, row[groups], begin[groups], call.n[groups])
-        host = _layout(len(groups), torch.arange(len(groups)), row[groups], pieces.length)
+        host = _layout(len(groups), torch.arange(len(groups)), row[groups], pieces)
     layout = host.on_device(call.device)
     group, model, rank = call.ranked[:, :, groups].permute(2, 1, 0).nonzero().unbind(1)
     searches = Searches(group, model, rank, call.ranks[rank, model, groups[group]])
@@ -461,7 +465,7 @@ class _Sweeps:
         count = torch.minimum(torch.maximum(count, self._from), self._until - 1)
         segment = count - self._state[4]
         piece = (torch.searchsorted(self._layout.segment, segment, right=True) - 1).clamp(min=0)
-        begin = (segment - self._layout.segment[piece]) * launch.SEGMENT
+        begin = (segment - self._layout.segment[piece]) * self._pieces.segment
         place = torch.zeros_like(value)
         for table, row_of_piece, _ in self._pieces.tables:
             launch.locate(

@@ -12,11 +12,22 @@ from isthmus.kernels.numbers import BLOCK, INTERPRETED
 
 from . import tables
 from .linear import add_product, multi_linear
+from .permute import lerp_permuted, permute
 from .select import select
 from .tables import Column
 
 VERSION: str = triton.__version__
-__all__ = ["INTERPRETED", "VERSION", "add_product", "lerp", "multi_linear", "select", "weighted_sum"]
+__all__ = [
+    "INTERPRETED",
+    "VERSION",
+    "add_product",
+    "lerp",
+    "lerp_permuted",
+    "multi_linear",
+    "permute",
+    "select",
+    "weighted_sum",
+]
 
 
 def lerp(a: Column, b: Column, outputs: Column, weights: Tensor) -> None:
