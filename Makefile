@@ -7,7 +7,7 @@ SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 # Keep idle threads asleep: on a busy machine, threads that spin while they wait spoil every timing.
 BENCH := OMP_WAIT_POLICY=passive $(PEERS)/bin/python -m pytest benchmarks -o python_files="bench_*.py" -o python_functions="bench_*" --benchmark-storage=.benchmarks
 
-.PHONY: demo test test-slow test-floor lint format bench bench-compare wheel wheel-check sanitize clean
+.PHONY: demo test test-slow test-gpu-compile test-floor lint format bench bench-compare bench-gpu wheel wheel-check sanitize clean
 
 demo: $(VENV)/.lab
 	$(BIN)/isthmus demo
@@ -17,6 +17,10 @@ test: $(VENV)/.test
 
 test-slow: $(VENV)/.test
 	$(BIN)/python -m pytest -m slow
+
+# Every Triton kernel, compiled ahead of time for three architectures; it needs no GPU.
+test-gpu-compile: $(VENV)/.test
+	$(BIN)/python -m pytest -m gpu_compile
 
 # The oldest torch that pyproject.toml admits, in an environment of its own.
 test-floor:
@@ -43,6 +47,10 @@ bench: $(PEERS)/.installed
 bench-compare: $(PEERS)/.installed
 	$(BENCH) --benchmark-save=bench
 	$(PEERS)/bin/python -m benchmarks.compare .benchmarks
+
+# For a machine with a GPU: checks every op there, measures it, and prints a table.
+bench-gpu: $(PEERS)/.installed
+	$(PEERS)/bin/python -m benchmarks.gpu
 
 wheel: $(VENV)/.dev
 	$(BIN)/python -m build --wheel
