@@ -244,6 +244,34 @@ def test_progress_tells_of_every_point_in_order_and_may_interrupt(stop_at, in_or
     assert told[True] == told[False]
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_error_while_the_host_waits(error, in_order, monkeypatch):
+    fetched, fetch = [], InOrder.fetch
+
+    def interrupted(device, tensor):
+        read, stops = fetch(device, tensor), [error("stop\nmore")] if len(fetched) == 5 else []
+        fetched.append(tensor)
+
+        def reading():
+            if stops:
+                raise stops.pop()
+            return read()
+
+        return reading
+
+    in_order(background=True)
+    monkeypatch.setattr(InOrder, "fetch", interrupted)
+    with pytest.raises((KeyboardInterrupt, EvaluationError)) as caught:
+        scan_line(*placed(), evaluators(CPU), 21)
+    assert len(fetched) == 6 + pipeline.AHEAD
+    if error is KeyboardInterrupt:
+        assert len(caught.value.partial.alphas) == 3 + len(fetched)
+    else:
+        assert "the device failed at alpha = 0.3 or shortly after (RuntimeError: stop)" in str(caught.value)
+        assert len(caught.value.partial.alphas) == 3 + 5
+    assert not caught.value.partial.complete
+
+
 def test_random_states_come_back(device, in_order):
     in_order(background=True)
     make = lambda: nn.Sequential(nn.Linear(6, 8), nn.RReLU(), nn.Linear(8, 3))  # noqa: E731

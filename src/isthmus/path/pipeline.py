@@ -298,20 +298,19 @@ class Pipeline(Generic[Point]):
     def _landed(self, under_way: int) -> Iterator[tuple[Point, Finished]]:
         """What was found at the oldest points, until only so many launches are under way."""
         while len(self._flights) > under_way:
-            flight = self._flights.popleft()
+            flight = self._flights[0]
             try:
                 rows = flight.read()
                 seconds = self._device.seconds(flight.start, flight.end) / len(flight.points)
                 statistics = flight.statistics
                 bn_seconds = None if statistics is None else self._device.seconds(flight.start, statistics)
-            except BaseException as error:
-                self._flights.clear()  # what came later
-                if isinstance(error, Exception):
-                    raise EvaluationError(
-                        f"the device failed at {self._walk.name(flight.points[0])} or shortly after ({told(error)}); "
-                        "the attribute partial of this error has the points before."
-                    ) from error
-                raise
+            except Exception as error:  # an interrupt leaves the flight where it is, to be read after all
+                self._flights.clear()
+                raise EvaluationError(
+                    f"the device failed at {self._walk.name(flight.points[0])} or shortly after ({told(error)}); "
+                    "the attribute partial of this error has the points before."
+                ) from error
+            self._flights.popleft()
             for point, row in zip(flight.points, rows, strict=False):  # a last group has been filled up
                 yield point, Finished(self._by_split(row), seconds, bn_seconds)
 
