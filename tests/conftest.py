@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 import torch
@@ -12,6 +14,30 @@ if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are imported
 
 from isthmus import _native
+
+
+def _patch_interpreter() -> None:
+    """Let Triton's interpreter patch its language when a kernel is launched, not whenever that calls a function.
+
+    It would do so anew for each call, to no effect but that most of its time goes there. What Triton's own functions
+    use, once patched, stays so.
+    """
+    from triton.runtime import interpreter
+
+    patched = set()
+
+    def call(self: Any, *args: Any, **kwargs: Any) -> Any:
+        module = self.fn.__module__
+        if module.startswith("triton.") and module not in patched:
+            patched.add(module)
+            interpreter._patch_lang(self.fn)
+        return self.rewrite()(*args, **kwargs)
+
+    interpreter.InterpretedFunction.__call__ = call
+
+
+if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("triton"):
+    _patch_interpreter()
 
 BACKENDS = ["reference", "cpp-base", "cpp-v3", "cpp-v4", "triton"]
 

@@ -461,7 +461,8 @@ def consensus(
     if not columns[0]:
         return [], None
     counts = None
-    if _choice(columns, backend, table) == "cpp":
+    chosen = _choice(columns, backend, table)
+    if chosen == "cpp":
         counted: list[Any] = []
         outputs = _run_cpp(
             columns,
@@ -473,6 +474,9 @@ def consensus(
             c_order=True,
         )
         counts = reference.Stats(*map(torch.from_numpy, counted[0])) if stats else None
+    elif chosen == "triton":
+        outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
+        counts = _native.triton().consensus(columns, outputs, plan, stats=stats)
     else:
         dtypes = None if out is None else [target.dtype for target in out]
         results, counts = reference.consensus(columns, plan, dtypes=dtypes, stats=stats)
@@ -487,10 +491,13 @@ def consensus(
 
 def l1(columns: Sequence[Column], plan: reference.Plan, *, backend: str, table: Any = None) -> Tensor:
     """Σ|τ| of each row and model, before and after trimming: float64 (rows, models, 2)."""
-    if _choice(columns, backend, table) == "cpp":
+    chosen = _choice(columns, backend, table)
+    if chosen == "cpp":
         module = _native.cpu()
         table = table or _input_table(module, columns)
         return torch.from_numpy(module.l1(table, _plan(module, plan), torch.get_num_threads()))
+    if chosen == "triton":
+        return _native.triton().l1(columns, plan)  # type: ignore[no-any-return]
     return reference.l1(columns, plan)
 
 
@@ -498,10 +505,13 @@ def gram(
     columns: Sequence[Column], *, based: bool, lengths: list[int] | None = None, backend: str, table: Any = None
 ) -> Tensor:
     """The dot products of the models of each row: float64 (rows, models, models)."""
-    if _choice(columns, backend, table) == "cpp":
+    chosen = _choice(columns, backend, table)
+    if chosen == "cpp":
         module = _native.cpu()
         table = table or _input_table(module, columns)
         return torch.from_numpy(module.gram(table, based, lengths, torch.get_num_threads()))
+    if chosen == "triton":
+        return _native.triton().gram(columns, based=based, lengths=lengths)  # type: ignore[no-any-return]
     return reference.gram(columns, based=based, lengths=lengths)
 
 

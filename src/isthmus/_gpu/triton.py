@@ -11,6 +11,7 @@ from isthmus.kernels import elementwise
 from isthmus.kernels.numbers import BLOCK, INTERPRETED
 
 from . import tables
+from .consensus import consensus, gram, l1
 from .linear import add_product, multi_linear
 from .permute import lerp_permuted, permute
 from .select import select
@@ -21,6 +22,9 @@ __all__ = [
     "INTERPRETED",
     "VERSION",
     "add_product",
+    "consensus",
+    "gram",
+    "l1",
     "lerp",
     "lerp_permuted",
     "multi_linear",
