@@ -130,7 +130,7 @@ def assert_same(found, expected, device: torch.device) -> None:
             if device.type == "cpu":
                 assert np.array_equal(found.values[split][name], values)
             else:
-                np.testing.assert_allclose(found.values[split][name], values, rtol=1e-5, atol=0.041)
+                np.testing.assert_allclose(found.values[split][name], values, 1e-5, 0.041 * (name == "accuracy"))
 
 
 SCANS = {
@@ -185,10 +185,8 @@ def test_curves_and_task_arithmetic_too(device, in_order):
     assert [buffers(result)["number"] for result in found] == [2, 2]
     for task, tables in expected[1].values.items():
         for name, values in tables["test"].items():
-            if device.type == "cpu":
-                assert np.array_equal(found[1].values[task]["test"][name], values)
-            else:
-                np.testing.assert_allclose(found[1].values[task]["test"][name], values, rtol=1e-5, atol=0.041)
+            tolerances = (0, 0) if device.type == "cpu" else (1e-5, 0.041 * (name == "accuracy"))
+            np.testing.assert_allclose(found[1].values[task]["test"][name], values, *tolerances)
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, ValueError])
