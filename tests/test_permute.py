@@ -195,8 +195,10 @@ def test_threads_and_writes_past_the_caches(compiled, threads):
 
 @settings(deadline=None, max_examples=150)
 @given(data=st.data())
-@pytest.mark.parametrize("name", ["reference", "cpp"])
+@pytest.mark.parametrize("name", ["reference", "cpp", "triton"])
 def test_is_plain_indexing(name, data):
+    if name == "triton":
+        pytest.importorskip("triton")
     shape = data.draw(st.lists(st.integers(0, 9), max_size=5))
     order = data.draw(st.permutations(range(len(shape))))
     dtype = data.draw(st.sampled_from(DTYPES))

@@ -189,31 +189,45 @@ def test_task_vectors_are_rounded_as_they_are_merged(backend):
 # --- against a sort ---------------------------------------------------------------------------------------------------
 
 
-@given(
+CASE = (
     st.lists(st.sampled_from([0.0, -0.0, 1.0, -1.0, 2.0, -2.5, 1e-45, 3e38]), max_size=30),
     st.floats(0, 1),
     st.floats(0, 1),
     st.booleans(),
     st.integers(0, 4),
 )
+
+
+@given(*CASE)
 @settings(deadline=None, max_examples=200)
 def test_property_survivors_are_those_of_a_sort(values, density, gamma, exact, min_kept):
+    for name in ("reference", "cpp"):
+        check_survivors(name, values, density, gamma, exact, min_kept)
+
+
+@given(*CASE)
+@settings(deadline=None, max_examples=25)
+def test_property_survivors_on_a_gpu_are_those_of_a_sort(values, density, gamma, exact, min_kept):
+    pytest.importorskip("triton")
+    check_survivors("triton", values, density, gamma, exact, min_kept)
+
+
+def check_survivors(backend, values, density, gamma, exact, min_kept):
     n = len(values)
     x = torch.tensor(values)
     values = x.tolist()  # as float32
     ties = "exact" if exact else "inclusive"
-    options = {"ties": ties, "min_kept": min_kept}
+    options = {"ties": ties, "min_kept": min_kept, "backend": backend}
     k = 0 if density == 0 else max(min_kept, int(density * n) + (not exact)) if density < 1 else n
-    for name in ("reference", "cpp"):
-        found = quietly(ops.thresholds, [x], density, backend=name, **options)
-        expected = top(values, min(k, n), exact=exact)
-        assert surviving(found, 0, values) == expected
-        assert found.kept.item() == len(expected)
-        trimmed = quietly(ops.thresholds, [x], density, gamma=gamma, backend=name, **options)
-        assert trimmed.kept.item() == len(surviving(trimmed, 0, values))
-        if exact and 0 < density < 1:
-            dropped = min(int(gamma * n), max(0, n - k))
-            assert surviving(trimmed, 0, values) == top(values, min(dropped + k, n)) - top(values, dropped)
+    found = quietly(ops.thresholds, [x], density, **options)
+    expected = top(values, min(k, n), exact=exact)
+    assert surviving(found, 0, values) == expected
+    assert found.kept.item() == len(expected)
+    trimmed = quietly(ops.thresholds, [x], density, gamma=gamma, **options)
+    assert trimmed.kept.item() == len(surviving(trimmed, 0, values))
+    if exact and 0 < density < 1:
+        dropped = min(int(gamma * n), max(0, n - k))
+        assert surviving(trimmed, 0, values) == top(values, min(dropped + k, n)) - top(values, dropped)
 
 
 def adversarial(name, numel, dtype):

@@ -300,7 +300,8 @@ def permute_adjoint(gradient: Tensor, indices: Indices, *, backend: str) -> Tens
     The latter is left to torch on every backend: repeated entries are for few calls worth a kernel of their own.
     """
     inverses = [None if index is None else _inverse(index) for index in indices]
-    if all(inverse is not None or index is None for inverse, index in zip(inverses, indices, strict=True)):
+    left_out = [(inverse < 0).any() for inverse in inverses if inverse is not None]
+    if not left_out or not torch.stack(left_out).any():  # all at once: on a GPU, the host waits
         return permute([gradient], [inverses], out=None, backend=backend)[0]
     return torch.empty_like(gradient).copy_(reference.permute_adjoint(gradient, indices))
 
@@ -390,11 +391,11 @@ def _first_out_of_range(indices: list[Tensor]) -> int | None:
     return min(found, default=None)
 
 
-def _inverse(index: Tensor) -> Tensor | None:
-    """The inverse of an index that is a permutation."""
+def _inverse(index: Tensor) -> Tensor:
+    """The inverse of an index that is a permutation; of another, -1 stands where nothing leads."""
     inverse = torch.full_like(index, -1)
     inverse[index] = torch.arange(len(index), device=index.device)
-    return None if (inverse < 0).any() else inverse
+    return inverse
 
 
 def _dense(target: Tensor) -> Tensor:
