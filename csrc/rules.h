@@ -4,11 +4,22 @@
 // instruction set. Compile without contraction of multiply and add (-ffp-contract=off, -fmad=false).
 #pragma once
 
+#include <cstdint>
+
 #if defined(__CUDACC__)
 #define ISTHMUS_RULE __host__ __device__ __forceinline__
 #else
 #define ISTHMUS_RULE inline
 #endif
+
+namespace isthmus {
+
+// The options of a consensus.
+enum class Vote : std::uint8_t { none, total, weighted_total, frequency };
+enum class ZeroSign : std::uint8_t { majority, positive, negative, zero };
+enum class MergeFunc : std::uint8_t { sum, mean, max };
+
+}  // namespace isthmus
 
 namespace isthmus::rules {
 

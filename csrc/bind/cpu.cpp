@@ -194,10 +194,10 @@ struct ArrayPlan : cpu::Plan {
     }
 };
 
-ArrayPlan plan(bool based, cpu::Vote vote, cpu::ZeroSign zero_sign, bool tally_rows, cpu::MergeFunc merge,
-               const py::object& weights, const py::object& divisors, const py::object& scaling,
-               const py::object& rescale, const std::pair<py::object, py::object>& keep,
-               const std::pair<py::object, py::object>& drop, const py::object& lengths) {
+ArrayPlan plan(bool based, Vote vote, ZeroSign zero_sign, bool tally_rows, MergeFunc merge, const py::object& weights,
+               const py::object& divisors, const py::object& scaling, const py::object& rescale,
+               const std::pair<py::object, py::object>& keep, const std::pair<py::object, py::object>& drop,
+               const py::object& lengths) {
     ArrayPlan p;
     p.based = based;
     p.vote = vote;
@@ -476,20 +476,20 @@ PYBIND11_MODULE(_cpu, m) {
         py::arg("table"), py::arg("sources"), py::arg("dtypes"), py::arg("weights"), py::arg("threads"),
         py::call_guard<py::gil_scoped_release>());
 
-    py::enum_<cpu::Vote>(m, "Vote")
-        .value("none", cpu::Vote::none)
-        .value("total", cpu::Vote::total)
-        .value("weighted_total", cpu::Vote::weighted_total)
-        .value("frequency", cpu::Vote::frequency);
-    py::enum_<cpu::ZeroSign>(m, "ZeroSign")
-        .value("majority", cpu::ZeroSign::majority)
-        .value("positive", cpu::ZeroSign::positive)
-        .value("negative", cpu::ZeroSign::negative)
-        .value("zero", cpu::ZeroSign::zero);
-    py::enum_<cpu::MergeFunc>(m, "MergeFunc")
-        .value("sum", cpu::MergeFunc::sum)
-        .value("mean", cpu::MergeFunc::mean)
-        .value("max", cpu::MergeFunc::max);
+    py::enum_<Vote>(m, "Vote")
+        .value("none", Vote::none)
+        .value("total", Vote::total)
+        .value("weighted_total", Vote::weighted_total)
+        .value("frequency", Vote::frequency);
+    py::enum_<ZeroSign>(m, "ZeroSign")
+        .value("majority", ZeroSign::majority)
+        .value("positive", ZeroSign::positive)
+        .value("negative", ZeroSign::negative)
+        .value("zero", ZeroSign::zero);
+    py::enum_<MergeFunc>(m, "MergeFunc")
+        .value("sum", MergeFunc::sum)
+        .value("mean", MergeFunc::mean)
+        .value("max", MergeFunc::max);
     py::class_<ArrayPlan>(m, "Plan")
         .def(py::init(&plan), py::kw_only(), py::arg("based"), py::arg("vote"), py::arg("zero_sign"),
              py::arg("tally_rows"), py::arg("merge"), py::arg("weights"), py::arg("divisors"), py::arg("scaling"),

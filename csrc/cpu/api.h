@@ -57,10 +57,6 @@ struct Random {
     bool inverse = false;                  // divide survivors by their probability
 };
 
-enum class Vote : std::uint8_t { none, total, weighted_total, frequency };
-enum class ZeroSign : std::uint8_t { majority, positive, negative, zero };
-enum class MergeFunc : std::uint8_t { sum, mean, max };
-
 // out = base + scaling * merge(trimmed task vectors), with every option decided.
 struct Plan {
     bool based = false;

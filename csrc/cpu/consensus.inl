@@ -1,50 +1,8 @@
 // The consensus of task vectors: trimmed, elected by sign, and merged into the base.
 //
-// Included after tasks.inl. The arithmetic of one entry is written once, at the top. The usual case, up to eight models
+// Included after tasks.inl. The arithmetic of one entry stands in ../consensus.h. The usual case, up to eight models
 // trimmed by magnitude, runs in one loop that keeps an entry in registers, so that memory is read while it computes;
 // everything else goes chunk by chunk through the first-level cache.
-
-// Add one model's survivor to the vote.
-template <Vote V, class C>
-void elect(C& votes, C survivor, C weight) {
-    if constexpr (V == Vote::none) return;
-    const C term = V == Vote::weighted_total ? rules::scaled(weight, survivor) : survivor;
-    // NaN has no sign: it stays what it is.
-    votes += V != Vote::frequency ? term : term > 0 ? C{1} : term < 0 ? C{-1} : term;
-}
-
-// The bits of the sign of a vote, `zero` being those of a vote that cancelled.
-template <class C>
-Key<C> sign_of(C votes, Key<C> zero) {
-    return votes == 0 ? zero : bit_cast<Key<C>>(votes) & ~highest<C>;
-}
-
-// Fold one model's survivor into the merge where it agrees with the elected sign, or where it is not zero; `agreed`
-// collects whether any does, as bits.
-template <Vote V, MergeFunc Func, class C>
-void fold(C& merged, C& divisor, Key<C>& agreed, Key<C> sign, C survivor, C weight, C share) {
-    const C term = rules::scaled(weight, survivor);
-    const C voting = V == Vote::weighted_total ? term : survivor;
-    const bool agree = V == Vote::none ? voting != 0 : bit_cast<C>(bit_cast<Key<C>>(voting) ^ sign) > 0;
-    agreed |= Key<C>{agree};
-    if constexpr (Func == MergeFunc::max) {
-        const C candidate = V == Vote::none ? term : bit_cast<C>(magnitude(term) | sign);
-        merged = agree & (magnitude(term) > magnitude(merged)) ? candidate : merged;
-        return;
-    }
-    merged = agree ? merged + term : merged;
-    if constexpr (Func == MergeFunc::mean) divisor = agree ? divisor + share : divisor;
-}
-
-// Divide by the divisor, scale, and add to the base; `cancel` says that cancelled votes elect nothing.
-template <Vote V, MergeFunc Func, class C>
-C settled(C base, C merged, C divisor, C votes, bool cancel, C scaling) {
-    if constexpr (Func == MergeFunc::mean) merged = merged / (divisor == 0 ? C{1} : divisor);
-    if constexpr (V == Vote::none) return rules::applied(base, scaling, merged);
-    merged = cancel & (votes == 0) ? C{} : merged;
-    const C out = rules::applied(base, scaling, merged);
-    return votes != votes ? votes : out;
-}
 
 // What a consensus does to one row, as numbers of the type it computes in.
 template <class C>
@@ -76,12 +34,6 @@ struct Votes {
         negative += votes < 0;
     }
 };
-
-// Whether votes cancelled. Both signs were among them: whichever was elected, one of them agreed.
-template <class C>
-Key<C> has_cancelled(C votes, Key<C> agreed) {
-    return (votes == 0) & (agreed != 0);
-}
 
 // Note that the elements [begin, end) must be written again if cancelled votes turn out negative.
 inline void revise(std::vector<Revision>& revisions, std::size_t row, std::int64_t begin, std::int64_t end) {

@@ -1,53 +1,8 @@
 // Task vectors, chunk by chunk: what each model differs by from the base, where it survives trimming by magnitude.
 //
-// Included after loops.inl. A magnitude is compared by the bits of |t|, which as integers are in the order of the
-// numbers, so that a cut needs no rounding of its own and NaN stands above infinity.
+// Included after loops.inl.
 
-template <class C>
-using Key =
-    std::conditional_t<sizeof(C) == 8, std::int64_t, std::conditional_t<sizeof(C) == 4, std::int32_t, std::int16_t>>;
-
-template <class C>
-constexpr Key<C> highest = std::numeric_limits<Key<C>>::max();
-
-template <class C>
-Key<C> magnitude(C x) {
-    return bit_cast<Key<C>>(x) & highest<C>;
-}
-
-// `x` where `mask` is all ones, zero where it is 0.
-template <class C>
-C masked(C x, Key<C> mask) {
-    return bit_cast<C>(bit_cast<Key<C>>(x) & mask);
-}
-
-// The magnitudes that survive: low <= |t| <= high.
-template <class C>
-struct Interval {
-    Key<C> low = 0, high = highest<C>;
-};
-
-// The smallest number of type C that is not below a magnitude, and whether it equals it.
-template <class C>
-std::pair<Key<C>, bool> ceiling(double value) {
-    const C nearest = static_cast<C>(value);
-    const Key<C> bits = magnitude(nearest) + (static_cast<double>(nearest) < value);
-    return {bits, static_cast<double>(nearest) == value};
-}
-
-// What survives of the elements before, or from, the index of a cut.
-template <class C>
-Interval<C> interval(double keep, bool before_keep, double drop, bool before_drop) {
-    constexpr double infinity = std::numeric_limits<double>::infinity();
-    if (keep == infinity && !before_keep) return {1, 0};
-    const auto [low, low_equal] = ceiling<C>(keep);
-    Interval<C> kept{low + (low_equal && !before_keep), highest<C>};
-    if (drop != infinity || before_drop) {
-        const auto [high, high_equal] = ceiling<C>(drop);
-        kept.high = high - !(high_equal && !before_drop);
-    }
-    return kept;
-}
+#include "../consensus.h"
 
 // `count` rows of one chunk each, aligned to a cache line. Between rows lie a few lines more: loads wait for stores to
 // addresses that are equal in their last twelve bits, which rows a power of two apart would have.
@@ -76,21 +31,6 @@ void by_fours(std::size_t models, Body body) {
         case 2: return body(k, std::make_index_sequence<2>{});
         case 3: return body(k, std::make_index_sequence<3>{});
     }
-}
-
-// One entry of a task vector, or zero where it does not survive.
-template <bool Based, bool Trim, class C>
-C task(C x, C base, Key<C> low, Key<C> high, C rescale) {
-    const C t = Based ? rules::difference(x, base) : x;
-    if constexpr (!Trim) return t;
-    const Key<C> size = magnitude(t);
-    return masked(rules::scaled(rescale, t), -Key<C>((size >= low) & (size <= high)));
-}
-
-// One entry where survivors are drawn at random.
-template <class C>
-C drawn(C t, std::uint32_t word, std::uint32_t limit, C rescale) {
-    return masked(rules::scaled(rescale, t), -Key<C>(word < limit));
 }
 
 template <bool Based, bool Trim, class S, class C, std::size_t... K>
