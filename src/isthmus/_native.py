@@ -59,3 +59,24 @@ def triton() -> ModuleType:
             f"backend 'triton' is not available: {reason}. Install it (pip install triton), or use another backend."
         )
     return module
+
+
+@functools.cache
+def load_cuda() -> tuple[ModuleType | None, str]:
+    """The ops on CUDA C++ kernels, or ``None``; and why, in a sentence without a full stop."""
+    try:
+        module = importlib.import_module("isthmus._gpu.cuda")
+    except ImportError as error:
+        return None, f"the CUDA extension isthmus._cuda could not be loaded ({error})"
+    return module, f"built for {', '.join(module.ARCHITECTURES)}"
+
+
+def cuda() -> ModuleType:
+    """The ops on CUDA C++ kernels, or a ``BackendError`` that says why there are none."""
+    module, reason = load_cuda()
+    if module is None:
+        raise BackendError(
+            f"backend 'cuda' is not available: {reason}. Reinstall isthmus where a CUDA compiler is at hand "
+            "(ISTHMUS_CUDA=1 pip install --force-reinstall --no-deps isthmus), or use backend='triton'."
+        )
+    return module
