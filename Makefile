@@ -7,7 +7,7 @@ SOURCES := pyproject.toml setup.py CMakeLists.txt $(shell find csrc -type f)
 # Keep idle threads asleep: on a busy machine, threads that spin while they wait spoil every timing.
 BENCH := OMP_WAIT_POLICY=passive $(PEERS)/bin/python -m pytest benchmarks -o python_files="bench_*.py" -o python_functions="bench_*" --benchmark-storage=.benchmarks
 
-.PHONY: demo test test-slow test-gpu-compile test-floor lint format bench bench-compare bench-gpu wheel wheel-check sanitize clean
+.PHONY: demo test test-slow test-gpu-compile test-floor lint format bench bench-compare bench-gpu wheel wheel-check sanitize cuda-compile clean
 
 demo: $(VENV)/.lab
 	$(BIN)/isthmus demo
@@ -33,12 +33,12 @@ lint: $(VENV)/.dev
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	find csrc -type f | xargs $(BIN)/clang-format --dry-run -Werror
+	find csrc tests/csrc -type f | xargs $(BIN)/clang-format --dry-run -Werror
 
 format: $(VENV)/.dev
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
-	find csrc -type f | xargs $(BIN)/clang-format -i
+	find csrc tests/csrc -type f | xargs $(BIN)/clang-format -i
 
 # Runs every benchmark, prints one table, and stores the run for bench-compare.
 bench: $(PEERS)/.installed
@@ -65,6 +65,10 @@ wheel-check: wheel
 # The extension's tests under AddressSanitizer and UndefinedBehaviorSanitizer.
 sanitize: $(VENV)/.dev
 	tests/sanitize.sh $(abspath $(BIN)/python)
+
+# Every CUDA source for every architecture, with warnings as errors; with a compiler from pip where there is none.
+cuda-compile:
+	tests/cuda_compile.sh $(PYTHON)
 
 clean:
 	rm -rf build dist $(VENV)
