@@ -56,7 +56,12 @@ def choose(backend: str, device: torch.device) -> str:
                 f"the CPU, and these are on {device}. Unset it, or move them with .cpu()."
             )
     if asked == "cuda":
-        raise BackendError("backend 'cuda' is not part of this version. Use backend='triton' for tensors on a GPU.")
+        wanted = "cpu" if _native.cuda().ON_HOST else "cuda"
+        if device.type != wanted:
+            raise BackendError(
+                f"backend 'cuda' takes tensors on a GPU and these are on {device}. Move them with .cuda(), or use "
+                "backend='cpp' on the CPU."
+            )
     if asked == "cpp":
         _native.cpu()
         if device.type != "cpu":
@@ -109,7 +114,7 @@ def describe() -> list[Row]:
     rows = [
         Row("reference", True, default == "reference", forced or "plain PyTorch, every device"),
         Row("cpp", module is not None, default == "cpp", reason + (threads if module else "")),
-        Row("cuda", False, False, "not part of this version"),
+        _cuda_row(forced),
         _triton_row(forced),
     ]
     if module:
@@ -120,9 +125,21 @@ def describe() -> list[Row]:
     return rows
 
 
+def _cards() -> list[str]:
+    return sorted({torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())})
+
+
+def _cuda_row(forced: str) -> Row:
+    module, reason = _native.load_cuda()
+    if module is None or not _cards():
+        return Row("cuda", False, False, reason if module is None else f"{reason}, but there is no CUDA device here")
+    chosen = FORCED == "cuda"
+    return Row("cuda", True, chosen, forced if chosen else f"{reason}; choose it with backend='cuda'")
+
+
 def _triton_row(forced: str) -> Row:
     module, reason = _native.load_triton()
-    cards = sorted({torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())})
+    cards = _cards()
     if module is None or not (cards or module.INTERPRETED):
         return Row("triton", False, False, reason if module is None else f"{reason}, but there is no GPU here")
     where = "the CPU" if module.INTERPRETED else ", ".join(cards)
@@ -162,7 +179,7 @@ def lerp(
             tensors[0], tensors[1], values()[row if per_row else 0], dtype=dtype
         ),
         cpp=lambda module, table: module.lerp(table, values(), torch.get_num_threads()),
-        triton=lambda module, outputs: module.lerp(a, b, outputs, torch.as_tensor(weights, dtype=torch.float64)),
+        gpu=lambda module, outputs: module.lerp(a, b, outputs, torch.as_tensor(weights, dtype=torch.float64)),
     )
 
 
@@ -195,7 +212,7 @@ def weighted_sum(
             tensors, flat()[row * width : (row + 1) * width] if per_row else flat(), dtype=dtype
         ),
         cpp=lambda module, table: module.weighted_sum(table, flat(), torch.get_num_threads()),
-        triton=lambda module, outputs: module.weighted_sum(
+        gpu=lambda module, outputs: module.weighted_sum(
             columns, outputs, torch.as_tensor(weights, dtype=torch.float64).view(-1, width)
         ),
     )
@@ -223,7 +240,7 @@ def multi_linear(
         )
     x, weight_a, weight_b = x.detach(), weight_a.detach(), weight_b.detach()
     bias_a, bias_b = (None if bias is None else bias.detach() for bias in (bias_a, bias_b))
-    if choose(backend, x.device) == "triton":
+    if _choice([[x]], backend, None) == "triton":
         biases = None if bias_a is None or bias_b is None else (bias_a, bias_b)
         places = torch.as_tensor(alphas, dtype=torch.float64)
         return _native.triton().multi_linear(x, weight_a, weight_b, biases, places)  # type: ignore[no-any-return]
@@ -426,9 +443,9 @@ def select(
     table: Any = None,
 ) -> reference.Selected:
     """The cuts at which the largest magnitudes of each task vector end; see ``isthmus.reference.select``."""
-    chosen = _choice(columns, backend, table)
-    if chosen == "triton":
-        selected: reference.Selected = _native.triton().select(
+    chosen = _choice(columns, backend, table, has_cuda=True)
+    if chosen in ("triton", "cuda"):
+        selected: reference.Selected = _on_gpu(chosen).select(
             columns, based=based, groups=groups, ranks=ranks, exact=exact
         )
         return selected
@@ -462,7 +479,7 @@ def consensus(
     if not columns[0]:
         return [], None
     counts = None
-    chosen = _choice(columns, backend, table)
+    chosen = _choice(columns, backend, table, has_cuda=True)
     if chosen == "cpp":
         counted: list[Any] = []
         outputs = _run_cpp(
@@ -475,9 +492,9 @@ def consensus(
             c_order=True,
         )
         counts = reference.Stats(*map(torch.from_numpy, counted[0])) if stats else None
-    elif chosen == "triton":
+    elif chosen in ("triton", "cuda"):
         outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
-        counts = _native.triton().consensus(columns, outputs, plan, stats=stats)
+        counts = _on_gpu(chosen).consensus(columns, outputs, plan, stats=stats)
     else:
         dtypes = None if out is None else [target.dtype for target in out]
         results, counts = reference.consensus(columns, plan, dtypes=dtypes, stats=stats)
@@ -529,11 +546,20 @@ def assign(
     A stack is float32 or float64, (matrices, rows, columns) in C-order, with no more rows than columns. Proofs are
     found only if a certificate is wanted. ``device`` is where the matrices came from.
     """
-    if choose(backend, device) == "reference":
+    chosen = choose(backend, device)
+    if chosen == "reference":
         return [
             reference.assign(matrices, maximize=maximize, certificate=certificate, starts=starts)
             for matrices, starts in stacks
         ]
+    if chosen == "cuda":
+        return [_assign_cuda(*stack, maximize=maximize, certificate=certificate, device=device) for stack in stacks]
+    return _assign_cpp(stacks, maximize=maximize, certificate=certificate)
+
+
+def _assign_cpp(
+    stacks: Sequence[tuple[np.ndarray, np.ndarray | None]], *, maximize: bool, certificate: bool
+) -> list[reference.Assignments]:
     found = _native.cpu().assign(stacks, maximize, certificate, torch.get_num_threads())
     return [
         reference.Assignments(
@@ -545,13 +571,40 @@ def assign(
     ]
 
 
-def _choice(columns: Sequence[Column], backend: str, table: Any) -> str:
-    """The backend that serves a call on these tensors; one without tensors is left to the reference."""
+def _assign_cuda(
+    matrices: np.ndarray, starts: np.ndarray | None, *, maximize: bool, certificate: bool, device: torch.device
+) -> reference.Assignments:
+    """A stack solved on the device, or on the host where that is faster or there is nothing to solve."""
+    if matrices.size > 0:
+        found: reference.Assignments | None = _native.cuda().assign(
+            torch.from_numpy(matrices).to(device),
+            None if starts is None else torch.from_numpy(starts).to(device),
+            maximize=maximize,
+            certificate=certificate,
+        )
+        if found is not None:
+            return found
+    return _assign_cpp([(matrices, starts)], maximize=maximize, certificate=certificate)[0]
+
+
+def _choice(columns: Sequence[Column], backend: str, table: Any, *, has_cuda: bool = False) -> str:
+    """The backend that serves a call on these tensors; one without tensors is left to the reference.
+
+    ``has_cuda`` says that the op is among those that have a kernel in CUDA C++.
+    """
     if not columns[0]:
         return "reference"
     # A table is made for the CPU alone, by the extension that "auto" takes there.
     automatic = table is not None and backend == FORCED == "auto"
-    return "cpp" if automatic else choose(backend, columns[0][0].device)
+    chosen = "cpp" if automatic else choose(backend, columns[0][0].device)
+    if chosen == "cuda" and not has_cuda:
+        raise BackendError("backend 'cuda' has no kernel for this operation. Use backend='triton'.")
+    return chosen
+
+
+def _on_gpu(chosen: str) -> Any:
+    """The ops of a backend for GPUs."""
+    return _native.cuda() if chosen == "cuda" else _native.triton()
 
 
 def _plan(module: Any, plan: reference.Plan) -> Any:
@@ -589,16 +642,16 @@ def _run(
     *,
     reference: Callable[[int, Sequence[Tensor], torch.dtype], Tensor],
     cpp: Callable[[Any, Any], None],
-    triton: Callable[[Any, Column], None],
+    gpu: Callable[[Any, Column], None],
 ) -> Column:
     """Apply a rule to every row on the chosen backend; the result has the dtype of ``out`` or of the first column."""
-    chosen = _choice(columns, backend, table)
+    chosen = _choice(columns, backend, table, has_cuda=True)
     if chosen == "cpp":
         outputs = _run_cpp(columns, out, table, cpp, c_order=False)
     else:
         outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
-        if chosen == "triton":
-            triton(_native.triton(), outputs)
+        if chosen in ("triton", "cuda"):
+            gpu(_on_gpu(chosen), outputs)
         else:
             _run_reference(columns, outputs, reference)
     if out is not None:
