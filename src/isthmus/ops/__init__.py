@@ -1,7 +1,7 @@
 """The public functions over tensors: validate once, then dispatch.
 
-Every function takes one tensor per operand, or a list of tensors per operand: then it is applied to the first of each
-list, to the second of each, and so on, in one call. Results have the same structure.
+Every merging function takes one tensor per operand, or a list of tensors per operand: then it is applied to the first
+of each list, to the second of each, and so on, in one call. Results have the same structure.
 
 Tensors are float64, float32, bfloat16, float16 or complex, on any device, of any strides; those combined with each
 other have equal shapes, with no broadcasting. Dtypes may be mixed: float16 and bfloat16 are widened to float32, the

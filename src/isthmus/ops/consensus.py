@@ -156,7 +156,8 @@ def consensus(
     Args:
         tensors: one tensor per model, or one list of tensors per model. Complex ones, taken as pairs of real numbers,
             only without trimming and without a vote.
-        weights: w, a number for all models, one per model, or per model a list of one per tensor; by default 1.
+        weights: w, a number for all models, one per model, or per model a list of one per tensor; by default 1. The
+            host reads them to plan the merge, as it does λ: for tensors on a GPU it waits.
         density: p, from 0 (the base, to the bit) to 1 (nothing is dropped), like ``weights``; with scope "global" and
             trimming by magnitude not per tensor.
         base: what the models are differences to; ``None`` if the tensors are task vectors: then so is the result.
