@@ -443,6 +443,27 @@ def test_data_whose_sampled_entries_are_unlike_all_others(monkeypatch, dtype, sa
     assert bool((answers < low).all() if sampled == "large" else (answers > high).all())
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+@pytest.mark.parametrize("based", [False, True])
+def test_little_at_once_on_a_gpu(monkeypatch, dtype, based):
+    # So that groups, models and searches come in many parts, and brackets take several sweeps to close.
+    pytest.importorskip("triton")
+    from isthmus._gpu import select
+
+    monkeypatch.setattr(select, "AT_ONCE", 1 << 11)
+    shapes = [(7, 300), (17_001,), (3,), (2, 16_500)]
+    columns = [
+        [finite(torch.Size(shape).numel(), dtype, seed=9 * k + row).view(shape) for row, shape in enumerate(shapes)]
+        for k in range(3)
+    ]
+    lengths, counts = [300, 17_001, 3, 16_500], [7, 1, 1, 2]
+    of_group = torch.tensor([n for n, count in zip(lengths, counts, strict=True) for _ in range(count)])
+    places = torch.tensor([0.5, 0.2])[:, None] * torch.tensor([1, 0.3, 0.9])[: 3 - based]
+    ranks = (of_group[:, None, None] * places.t()).long() + 1
+    for groups, k in ((Groups(False, lengths), ranks), (Groups(True, None), 40 * ranks[8:9])):
+        compare(columns, based=based, groups=groups, ranks=k, exact=True, backend="triton")
+
+
 def neighbours(numel, dtype):
     """Magnitudes within few units in the last place, of which many are equal."""
     steps = torch.randint(0, 1 << 18, (numel,), generator=torch.Generator().manual_seed(1)).double()
