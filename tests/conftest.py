@@ -80,6 +80,12 @@ def _forced(param: str) -> Iterator[str]:
     module.use_instruction_set(before)
 
 
+@pytest.fixture(params=["auto", "triton"])
+def kernels(request: pytest.FixtureRequest) -> Iterator[str]:
+    """What "auto" takes, and Triton's kernels: for tests of what is built on ops."""
+    yield from _forced(request.param) if request.param == "triton" else [request.param]
+
+
 @pytest.fixture(params=[1, 2, 3])
 def threads(request: pytest.FixtureRequest) -> Iterator[int]:
     """Run with this many threads."""

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch._dynamo.testing import CompileCounterWithBackend
 
-from isthmus import _library, _native, ops
+from isthmus import _library, ops
 from isthmus.reference import Cuts, Plan
 from isthmus.testing import same_bits
 
@@ -16,15 +16,6 @@ CASES = {}
 
 def case(name, *differentiable, backend=True):
     return lambda make: CASES.setdefault(name, (differentiable, make, backend))
-
-
-@pytest.fixture(params=["auto", "triton"])
-def kernels(request):
-    """The backends that "auto" takes here, and Triton's kernels."""
-    module, reason = _native.load_triton()
-    if request.param == "triton" and module is None:
-        pytest.skip(reason)
-    return request.param
 
 
 def draw(*shape, seed=0):

@@ -48,6 +48,14 @@ def test_a_hundred_mlps_of_a_hundred(networks, widths):
         assert found_again(networks.mlp(widths), seed, restarts=1)
 
 
+def test_a_planted_order_is_found_on_all_kernels(networks, kernels):
+    torch.manual_seed(0)
+    state, spec = networks.mlp((5, 12, 8, 3))
+    planted, moved = plant(state, spec, 0)
+    matching = weight_matching(spec, state, moved, restarts=1, backend=kernels)
+    assert undone(spec, planted, matching.permutation)
+
+
 @pytest.mark.parametrize("sizes", RESIDUAL)
 def test_a_hundred_residual_networks_of_a_hundred(networks, sizes):
     for seed in range(100):
