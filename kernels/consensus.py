@@ -155,11 +155,14 @@ def _survivor(
 
 @triton.jit
 def _tile(
-    begin, mask, held, addresses, numbers, counts, row, tables, rule, models,
+    begin, mask, addresses, numbers, counts, row, tables, rule, models,
     dtype: tl.constexpr, out: tl.constexpr, compute: tl.constexpr, aligned: tl.constexpr, tile: tl.constexpr,
     kind: tl.constexpr, bucket: tl.constexpr,
 ):  # fmt: skip
-    """Merge the elements from ``begin``; gives positive votes less negative ones, and which votes cancelled."""
+    """Merge the elements from ``begin``; gives positive votes less negative ones, and which votes cancelled.
+
+    Weights and cuts of models are loaded where they are needed: those of eight would take half of all registers.
+    """
     based, vote, merge, by_weight, negative, cancels, writes, counting = rule
     group, length, _, _ = row
     at = begin + tl.arange(0, tile)
@@ -177,12 +180,14 @@ def _tile(
     if bucket > 0:
         xs = ()
         for k in tl.static_range(bucket):
-            xs = xs + (entries(held[k][0], at, mask, compute),)
+            source = pointer(addresses, based + tl.minimum(k, models - 1), dtype, aligned)
+            xs = xs + (entries(source, at, mask, compute),)
         for k in tl.static_range(bucket):
-            rho = _survivor(xs[k] - base, held[k], begin, mask, place, line, k, row, tables, models, kind, tile)
+            model = _model(addresses, numbers, tables[0], group, k, models, based, dtype, aligned)
+            rho = _survivor(xs[k] - base, model, begin, mask, place, line, k, row, tables, models, kind, tile)
             survivors = survivors + (rho,)
             if vote != _NONE:
-                votes = _elect(votes, rho, held[k][1], vote)
+                votes = _elect(votes, rho, model[1], vote)
     else:
         if vote != _NONE:
             for first in range(0, models, _AT_ONCE):
@@ -199,11 +204,12 @@ def _tile(
         sign = bits * 0
     if bucket > 0:
         for k in tl.static_range(bucket):
+            last = tl.minimum(k, models - 1)
+            weight = tl.load(numbers + 1 + last)
             merged, divisor, agreed = _fold(
-                merged, divisor, agreed, sign, survivors[k], held[k][1], by_weight, vote, merge, compute
+                merged, divisor, agreed, sign, survivors[k], weight, by_weight, vote, merge, compute
             )
             if counting:
-                last = tl.minimum(k, models - 1)
                 up, down = _count_survivors(counts + last, up, down, survivors[k])
     else:
         for first in range(0, models, _AT_ONCE):
@@ -262,19 +268,16 @@ def _consensus(
     row = (group, length, start, odds)
     tables = (cuts, limits, factors, odds_stride)
     rule = (based, vote, merge, by_weight, negative, zero_sign == 0, writes, counting)
-    held = ()
-    for k in tl.static_range(bucket):
-        held = held + (_model(addresses, numbers, cuts, group, k, models, based, dtype, aligned),)
     balance, disputed = tl.zeros([tile], tl.int32), tl.zeros([tile], tl.int32)
     for first in range(begin, end, tile):
         if first + tile <= end:
             more, cancel = _tile(
-                first, None, held, addresses, numbers, counts, row, tables, rule, models, dtype, out, compute, aligned,
+                first, None, addresses, numbers, counts, row, tables, rule, models, dtype, out, compute, aligned,
                 tile, kind, bucket,
             )  # fmt: skip
         else:
             more, cancel = _tile(
-                first, first + tl.arange(0, tile) < end, held, addresses, numbers, counts, row, tables, rule, models,
+                first, first + tl.arange(0, tile) < end, addresses, numbers, counts, row, tables, rule, models,
                 dtype, out, compute, aligned, tile, kind, bucket,
             )  # fmt: skip
         balance += more
@@ -354,5 +357,6 @@ def consensus(
         tile=table.block // _TILES,
         kind=trimming.kind,
         bucket=bucket,
+        num_warps=4 if table.dtype.itemsize == 2 else 8,  # 16 bytes of each model for a thread, or 32
         **EXACT,
     )
