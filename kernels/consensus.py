@@ -13,21 +13,21 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .numbers import DTYPES, EXACT, INTERPRETED, computed_in, narrow, pointer
+from .numbers import DTYPES, EXACT, computed_in, narrow, pointer
 from .numbers import TABLES as ROWS
 from .table import Table
-from .trimming import AT_RANDOM, BY_PIECE, BY_ROW, TABLES, Trimming, cut, entries, magnitude, pieces, survivor
+from .trimming import AT_RANDOM, BY_PIECE, BY_ROW, TABLES, Trimming, cut, entries, magnitude, pieces, survivor, tile_of
 
 VOTES = {"none": 0, "total": 1, "frequency": 2, "weighted_total": 3}
 MERGES = {"sum": 0, "mean": 1, "max": 2}
 BUCKETS = (2, 4, 8)  # models that are kept in registers
+BLOCK = 4096  # elements of one program, but in the interpreter
 BY_TALLY = 2  # in the place of the sign that cancelled votes elect
 
 _NONE, _FREQUENCY, _WEIGHTED = (tl.constexpr(VOTES[name]) for name in ("none", "frequency", "weighted_total"))
 _MEAN, _MAX = (tl.constexpr(MERGES[name]) for name in ("mean", "max"))
 _BY_TALLY = tl.constexpr(BY_TALLY)
 _AT_ONCE = tl.constexpr(4)  # models whose loads are in flight together where they are not kept
-_TILE, _TILES = (1 << 16, 1) if INTERPRETED else (1024, 4)  # elements computed on at once, and how often in a program
 
 
 class Rule(NamedTuple):
@@ -287,16 +287,6 @@ def _consensus(
         tl.atomic_add(votes, tl.sum(balance).to(tl.int64), sem="relaxed")
 
 
-def tile_of(longest: int) -> int:
-    """How many elements are computed on at once, in rows of which the longest has so many."""
-    return min(_TILE, max(1024, triton.next_power_of_2(longest)))
-
-
-def block_of(longest: int) -> int:
-    """How many elements of a row one program merges."""
-    return _TILES * tile_of(longest)
-
-
 def consensus(
     table: Table,
     trimming: Trimming,
@@ -308,7 +298,7 @@ def consensus(
     tallies: bool = False,
     revises: bool = False,
 ) -> None:
-    """Merge the rows of a table, whose blocks are of ``block_of`` elements.
+    """Merge the rows of a table.
 
     Args:
         table: the base, if the rule has one, then the models.
@@ -354,9 +344,8 @@ def consensus(
         compute=computed_in(table.dtype),
         aligned=bucket > 0,
         block=table.block,
-        tile=table.block // _TILES,
+        tile=tile_of(table),
         kind=trimming.kind,
         bucket=bucket,
-        num_warps=4 if table.dtype.itemsize == 2 else 8,  # 16 bytes of each model for a thread, or 32
         **EXACT,
     )

@@ -15,11 +15,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .numbers import DTYPES, EXACT, INTERPRETED, computed_in, pointer
+from .numbers import DTYPES, EXACT, computed_in, pointer
 from .numbers import TABLES as ROWS
 from .table import Table, to_device
-from .trimming import AT_RANDOM, BY_PIECE, BY_ROW, TABLES, Trimming, cut, entries, pieces, survivor
+from .trimming import AT_RANDOM, BY_PIECE, BY_ROW, TABLES, Trimming, cut, entries, pieces, survivor, tile_of
 
+BLOCK = 8192  # elements of a row that one program adds up, but in the interpreter
 _LINES = 64  # short vectors that one program takes
 _SHORT = 1024  # elements of the longest of them
 _AT_ONCE = 2  # models on each side of the matrix that one program multiplies
@@ -161,21 +162,8 @@ def _add_up(sums, first, count, totals, width, at_once: tl.constexpr):
     tl.store(totals + here.to(tl.int64) * width + line, tl.sum(total))
 
 
-def tile_of(longest: int) -> int:
-    """How many elements are computed on at once, in rows of which the longest has so many."""
-    return min(1 << 16 if INTERPRETED else 1024, max(1024, triton.next_power_of_2(longest)))
-
-
-def block_of(longest: int) -> int:
-    """How many elements of a row one program adds up."""
-    return tile_of(longest) * (1 if INTERPRETED else 8)
-
-
 def l1(table: Table, trimming: Trimming, *, based: bool) -> Tensor:
-    """Σ|τ| of each row and model, over all and over the survivors, whose factors are 1: float64 (rows, models, 2).
-
-    Blocks of the table are of ``block_of`` elements.
-    """
+    """Σ|τ| of each row and model, over all and over the survivors, whose factors are 1: float64 (rows, models, 2)."""
     models = table.width - based
     sums = torch.empty(table.blocks, models, 2, dtype=torch.float64, device=table.device)
     _l1[(table.blocks,)](
@@ -192,7 +180,7 @@ def l1(table: Table, trimming: Trimming, *, based: bool) -> Tensor:
         compute=computed_in(table.dtype),
         aligned=table.aligned and trimming.kind in (BY_ROW.value, AT_RANDOM.value),
         block=table.block,
-        tile=table.block if INTERPRETED else table.block // 8,
+        tile=tile_of(table),
         kind=trimming.kind,
         **EXACT,
     )
@@ -204,14 +192,13 @@ def gram(table: Table, sizes: Sequence[int], lengths: Sequence[int], *, based: b
     """The dots of the models of each vector, in the lower triangles: float64 (vectors, models, models).
 
     Args:
-        table: of rows of vectors, one after the other; its blocks are of ``block_of`` elements.
+        table: of rows of vectors, one after the other.
         sizes: the number of elements of each row.
         lengths: of the vectors of each row.
         based: the first column is a base, and the vectors are differences from it.
     """
     models = table.width - based
     tiles = triton.cdiv(models, _AT_ONCE)
-    tile = table.block if INTERPRETED else table.block // 8
     vectors = torch.tensor(sizes) // torch.tensor(lengths)
     parts = torch.tensor([1 if length <= _SHORT else -(-length // table.block) for length in lengths])
     place = (vectors * parts).cumsum(0) - vectors * parts
@@ -245,7 +232,7 @@ def gram(table: Table, sizes: Sequence[int], lengths: Sequence[int], *, based: b
             compute=computed_in(table.dtype),
             aligned=straight and lines == 1,
             block=table.block,
-            tile=tile // lines,
+            tile=tile_of(table) // lines,
             lines=lines,
             at_once=_AT_ONCE,
             **EXACT,

@@ -17,8 +17,9 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from .numbers import widen
+from .numbers import INTERPRETED, widen
 from .philox import words
+from .table import Table
 
 BY_ROW, BY_PIECE, AT_RANDOM, BY_RANK = (tl.constexpr(kind) for kind in range(4))
 _ALL = tl.constexpr(1 << 32)
@@ -43,6 +44,16 @@ class Trimming(NamedTuple):
     places: Tensor
     limits: Tensor
     factors: Tensor
+
+
+def block_of(longest: int, block: int) -> int:
+    """How many elements one program takes: ``block``, in the interpreter whole rows if the longest is short enough."""
+    return min(1 << 16, max(1024, triton.next_power_of_2(longest))) if INTERPRETED else block
+
+
+def tile_of(table: Table) -> int:
+    """How many elements are computed on at once: each of 128 threads reads 16 bytes of an input."""
+    return table.block if INTERPRETED else 128 * 16 // table.dtype.itemsize
 
 
 @triton.jit

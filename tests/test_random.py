@@ -14,7 +14,7 @@ import torch
 
 from isthmus import ops, reference
 from isthmus.errors import InputError
-from isthmus.testing import FLOATS
+from isthmus.testing import FLOATS, contested, same_bits
 
 DEVICE = torch.device("cpu")
 
@@ -101,6 +101,13 @@ def test_masks_are_those_of_the_definition(backend):
     words = reference.random_words(key, 0, 5000, DEVICE)
     got = mask("layer.weight", density=0.3, seed=9, model=1, numel=5000, backend=backend)
     assert torch.equal(got, words < int(0.3 * 2**32))
+
+
+@pytest.mark.parametrize("start", [1, 2, 3, 5, 4095, 2**34 + 1, 2**36 - 2])
+def test_masks_of_shards_begin_at_any_index(backend, start):
+    key = reference.random_keys(0, ["w"], 1)[0, 0].tolist()
+    expected = reference.random_words(key, start, 3001, DEVICE) < int(0.3 * 2**32)
+    assert torch.equal(mask(density=0.3, numel=3001, starts=start, backend=backend), expected)
 
 
 def test_limits_of_the_density_are_exact(backend):
@@ -193,6 +200,22 @@ def test_della_at_the_limits_of_the_density(backend):
     mixed = ops.consensus([x, x, x], density=[0.5, 1.0, 0.0], rescale="inverse_density", **options)
     agree = alone * x > 0
     assert torch.equal(mixed, torch.where(agree, alone + x, x))
+
+
+def test_della_ranks_some_rows_at_a_time(monkeypatch):
+    ranked = pytest.importorskip("isthmus._gpu.consensus")
+    shapes = [(20, 7), (), (0, 3), (2, 130), (64,)]  # parts of a tensor, and several tensors at a time
+    models = [
+        [contested(torch.Size(shape).numel(), torch.bfloat16, seed=k).view(shape) for shape in shapes] for k in (1, 2)
+    ]
+    names = ["a", "b", "c", "d", "e"]
+    for options in ({"rescale": "inverse_density"}, {"scope": "tensor", "rescale": "l1"}):
+        options |= {"density": [0.5, 0.9], "epsilon": 0.05, "names": names, "sparsify": "magnitude_random"}
+        expected, counts = ops.consensus(models, backend="reference", stats=True, **options)
+        monkeypatch.setattr(ranked, "_RANKED", 200)
+        got, again = ops.consensus(models, backend="triton", stats=True, **options)
+        assert all(same_bits(x, y) for x, y in zip(got, expected, strict=True))
+        assert all(torch.equal(x, y) for x, y in zip(again, counts, strict=True))
 
 
 def test_della_in_place_ranks_the_inputs():

@@ -15,7 +15,7 @@ from isthmus.kernels import consensus as kernels
 from isthmus.kernels import reductions
 from isthmus.kernels.consensus import BY_TALLY, MERGES, VOTES, Counting, Rule
 from isthmus.kernels.table import Table, to_device
-from isthmus.kernels.trimming import AT_RANDOM, BY_PIECE, BY_RANK, BY_ROW, Trimming
+from isthmus.kernels.trimming import AT_RANDOM, BY_PIECE, BY_RANK, BY_ROW, Trimming, block_of
 from isthmus.reference import Cuts, Plan, Random, Stats, compute_dtype
 
 from . import tables
@@ -54,7 +54,7 @@ def consensus(columns: Sequence[Column], outputs: Column, plan: Plan, *, stats: 
     rows = laid_out(columns, outputs, c_order=True)
     lines, models = plan.weights.shape
     device = outputs[0].device
-    block = kernels.block_of(max(result.numel() for result in rows.results))
+    block = block_of(max(result.numel() for result in rows.results), kernels.BLOCK)
     tally = torch.zeros(lines, dtype=torch.int64, device=device)
     counts = torch.zeros(lines if stats else 0, models + 4, dtype=torch.int64, device=device)
     uncounted = counts[:0]
@@ -93,7 +93,7 @@ def l1(columns: Sequence[Column], plan: Plan) -> Tensor:
     """Σ|τ| over all entries and over the survivors: float64 (rows, models, 2) on the CPU."""
     rows = _inputs(columns)
     unscaled = dataclasses.replace(plan, rescale=None, random=plan.random and plan.random._replace(inverse=False))
-    block = reductions.block_of(max(result.numel() for result in rows.results))
+    block = block_of(max(result.numel() for result in rows.results), reductions.BLOCK)
     sums = torch.zeros(*plan.weights.shape, 2, dtype=torch.float64)
     found = [
         (batch.rows, reductions.l1(batch.table, batch.trimming, based=plan.based))
@@ -115,7 +115,7 @@ def gram(columns: Sequence[Column], *, based: bool, lengths: Sequence[int] | Non
     lengths = sizes if lengths is None else lengths
     result = torch.zeros(sum(vectors), models, models, dtype=torch.float64)
     offsets = [0, *itertools.accumulate(vectors)]
-    for part in tables.parts(rows.inputs, rows.results, block=reductions.block_of(max(sizes))):
+    for part in tables.parts(rows.inputs, rows.results, block=block_of(max(sizes), reductions.BLOCK)):
         dots = reductions.gram(
             part.table, [sizes[row] for row in part.rows], [lengths[row] for row in part.rows], based=based
         ).cpu()
