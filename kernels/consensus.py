@@ -266,7 +266,7 @@ def _consensus(
     counts += line * (models + 4)
     negative = (zero_sign < 0) | ((zero_sign == _BY_TALLY) & (sum_of_votes <= 0))
     row = (group, length, start, odds)
-    tables = (cuts, limits, factors, odds_stride)
+    tables = (cuts, limits, factors, odds_stride.to(tl.int64))
     rule = (based, vote, merge, by_weight, negative, zero_sign == 0, writes, counting)
     balance, disputed = tl.zeros([tile], tl.int32), tl.zeros([tile], tl.int32)
     for first in range(begin, end, tile):

@@ -43,7 +43,7 @@ def _l1(
     begin = (here - tl.load(first_block + row)) * block
     end = tl.minimum(begin + block, tl.load(numel + row))
     addresses += row * (models + based + 1)
-    tables = (cuts, places + 5 * row, limits, factors, odds_stride)
+    tables = (cuts, places + 5 * row, limits, factors, odds_stride.to(tl.int64))
     for k in range(0, models):
         model = cut(cuts, group, k, models, True)
         whole, left = tl.zeros([tile], tl.float64), tl.zeros([tile], tl.float64)
