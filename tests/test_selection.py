@@ -287,8 +287,9 @@ def test_adversarial_data(backend, name, dtype):
     n = 30_011
     x = adversarial(name, n, dtype)
     ranks = torch.tensor([[[1, 2, n // 10, n // 5, n // 2, n - 1, n]]])
-    for exact in (True, False):
-        got = compare([[x]], based=False, groups=Groups(True, None), ranks=ranks, exact=exact, backend=backend)
+    options = {"based": False, "groups": Groups(True, None), "backend": backend}
+    compare([[x]], ranks=ranks[..., : fewer(7, 4, backend)], exact=False, **options)
+    got = compare([[x]], ranks=ranks, exact=True, **options)
     magnitudes = x.double().abs().sort(descending=True).values
     for place, k in enumerate(ranks.flatten().tolist()[:-1]):
         assert got.cuts[place].value.item() == magnitudes[k - 1].item()
@@ -392,8 +393,10 @@ def check_by_sorting(models, ranks, backend, *, exact=(True, False)):
 def test_adversarial_data_large_enough_to_be_sampled(compiled, name, dtype):
     n = fewer(300_007, 3, compiled)
     x = adversarial(name, n, dtype)
-    exact = (True,) if compiled == "triton" else (True, False)  # it finds no more for exact=False
-    check_by_sorting([x], [1, 2, n // 100, n // 5, n // 2, 99 * n // 100, n - 1], compiled, exact=exact)
+    ranks, exact = [1, 2, n // 100, n // 5, n // 2, 99 * n // 100, n - 1], (True, False)
+    if compiled == "triton":  # with exact=False it does less, not more
+        ranks, exact = ranks[3:6:2], (True,)
+    check_by_sorting([x], ranks, compiled, exact=exact)
 
 
 @pytest.mark.parametrize("period", [64, 128, 256, 512, 2048])
@@ -404,7 +407,7 @@ def test_blocks_that_fool_a_sample_of_runs(compiled, period, share):
     n = 100_003
     noise = torch.rand(n, generator=torch.Generator().manual_seed(3)).mul(4096).round().div(4096)
     place = torch.arange(n)
-    for phase in range(0, period, period // fewer(16, 8, compiled)):
+    for phase in range(0, period, period // fewer(16, 16, compiled)):
         x = torch.where((place + phase) % period < period // share, 2 + noise, noise)
         k = int((x >= 2).sum())
         check_by_sorting([x], [k - 5, k, k + 5], compiled, exact=(True,))
@@ -443,8 +446,7 @@ def test_data_whose_sampled_entries_are_unlike_all_others(monkeypatch, dtype, sa
     assert bool((answers < low).all() if sampled == "large" else (answers > high).all())
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("based", [False, True])
+@pytest.mark.parametrize(("dtype", "based"), [(torch.float32, True), (torch.float64, False), (torch.bfloat16, True)])
 def test_little_at_once_on_a_gpu(monkeypatch, dtype, based):
     # So that groups, models and searches come in many parts, and brackets take several sweeps to close.
     pytest.importorskip("triton")
