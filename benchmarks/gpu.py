@@ -129,6 +129,7 @@ def show_checks(found: dict[str, Any]) -> str:
         return f"checks left out: {found['left_out']}\n"
     late = f", {found['late']} left out as there was no time left" if found["late"] else ""
     lines = [f"{found['made']} comparisons with the CPU, {len(found['wrong'])} wrong{late}", *found["wrong"]]
+    lines += [f"without a kernel: {'; '.join(found['missing'])}"] if found["missing"] else []
     return "\n".join([*lines, ""])
 
 

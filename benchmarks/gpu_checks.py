@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from isthmus import ops
+from isthmus.errors import BackendError
 
 from .card import Card
 
@@ -76,8 +77,9 @@ def _cuts(xs: list[Tensor], backend: str, *, ties: str) -> list[Tensor]:
 def differing(
     card: Card, backends: Sequence[str], dtypes: Sequence[torch.dtype] = DTYPES, *, length: int = LENGTH
 ) -> dict[str, Any]:
-    """How many comparisons were made, what is wrong in which, and how many came too late."""
+    """How many comparisons were made, what is wrong in which, how many came too late, and what backends do not have."""
     made, late, wrong = 0, 0, []
+    missing: set[str] = set()
     for dtype in dtypes:
         generator = torch.Generator().manual_seed(0)
         models = [torch.randn(length, generator=generator).to(dtype) for _ in range(5)]
@@ -91,11 +93,14 @@ def differing(
                 made += 1
                 try:
                     fault = _fault(expected, call(there, backend), _bound(bound, dtype))
+                except BackendError:
+                    fault = "" if backend == "cuda" else "has no kernel"
+                    missing.add(f"{name}, {backend}")
                 except Exception as error:  # an op that fails is told among the others
                     fault = f"{type(error).__name__}: {error}"
                 if fault:
                     wrong.append(f"{name}, {dtype}, {backend}: {fault}")
-    return {"made": made, "wrong": wrong, "late": late}
+    return {"made": made, "wrong": wrong, "late": late, "missing": sorted(missing)}
 
 
 def _bound(bound: float | None, dtype: torch.dtype) -> float | None:

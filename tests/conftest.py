@@ -9,11 +9,13 @@ from typing import Any
 
 import pytest
 import torch
+from on_card import OnCard
 
 if not torch.cuda.is_available():
     os.environ.setdefault("TRITON_INTERPRET", "1")  # read when kernels are imported
 
 from isthmus import _native
+from isthmus.errors import BackendError
 
 
 def _patch_interpreter() -> None:
@@ -40,6 +42,32 @@ if os.environ.get("TRITON_INTERPRET") == "1" and importlib.util.find_spec("trito
     _patch_interpreter()
 
 BACKENDS = ["reference", "cpp-base", "cpp-v3", "cpp-v4", "triton"]
+if torch.cuda.is_available() and _native.load_cuda()[0] is not None:
+    BACKENDS.append("cuda")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def on_card() -> Iterator[None]:
+    """On a machine with a GPU, run kernels there for tensors of the CPU, of which tests are made."""
+    with pytest.MonkeyPatch.context() as patch:
+        if torch.cuda.is_available():
+            for name, (module, _) in {"triton": _native.load_triton(), "cuda": _native.load_cuda()}.items():
+                if module is not None and not getattr(module, "INTERPRETED", False):
+                    moving = OnCard(module, "cuda")
+                    patch.setattr(_native, name, lambda moving=moving: moving)
+        yield
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Iterator[None]:
+    """CUDA C++ has kernels for some ops alone, and says so of others."""
+    try:
+        return (yield)
+    except BackendError as error:
+        params = (getattr(item, "callspec", None) and item.callspec.params) or {}
+        if "cuda" in (params.get("backend"), params.get("compiled")):
+            pytest.skip(str(error))
+        raise
 
 
 @pytest.fixture(params=BACKENDS)
@@ -59,8 +87,8 @@ def _forced(param: str) -> Iterator[str]:
     if name == "reference":
         yield name
         return
-    if name == "triton":
-        module, reason = _native.load_triton()
+    if name in ("triton", "cuda"):
+        module, reason = _native.load_triton() if name == "triton" else _native.load_cuda()
         if module is None:
             pytest.skip(reason)
         yield name
@@ -100,7 +128,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
     def runs(item: pytest.Item) -> bool:
         params = (getattr(item, "callspec", None) and item.callspec.params) or {}
-        on_gpu = "triton" in (params.get("backend"), params.get("compiled"))
+        on_gpu = {"triton", "cuda"} & {params.get("backend"), params.get("compiled")}
         return not on_gpu or (params.get("threads", 1) == 1 and item.get_closest_marker("cpu_only") is None)
 
     left_out = [item for item in items if not runs(item)]

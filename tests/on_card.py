@@ -14,14 +14,14 @@ class OnCard:
 
     Whole storages are moved, so that tensors lie there as they do here: with the same strides, the same distance from
     16 bytes, and sharing memory with each other where they do. What is given by position is moved, and written back;
-    keywords are plans and numbers, which ops take on the CPU.
+    keywords are plans and numbers, which ops take on the CPU. Tensors that are on a GPU stay as they are.
 
     Args:
         module: the ops on kernels, which take tensors on ``device``.
         device: where they run.
     """
 
-    INTERPRETED = True  # tensors of the CPU are taken
+    INTERPRETED = ON_HOST = True  # tensors of the CPU are taken
 
     def __init__(self, module: Any, device: torch.device | str) -> None:
         self._module, self._device = module, device
@@ -35,6 +35,8 @@ class OnCard:
             there: dict[int, tuple[torch.UntypedStorage, torch.UntypedStorage]] = {}
 
             def move(tensor: Tensor) -> Tensor:
+                if tensor.device.type != "cpu":
+                    return tensor
                 storage = tensor.untyped_storage()
                 if storage.data_ptr() not in there:
                     moved = torch.UntypedStorage(storage.nbytes(), device=self._device)
@@ -48,7 +50,7 @@ class OnCard:
             result = function(*_mapped(move, arguments), **keywords)
             for storage, moved in there.values():
                 storage.copy_(moved)
-            return _mapped(Tensor.cpu, result)
+            return _mapped(Tensor.cpu, result) if there else result
 
         return call
 

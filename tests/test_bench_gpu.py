@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 import torch
-
 from benchmarks import gpu, paper
 from benchmarks.card import Card
 
