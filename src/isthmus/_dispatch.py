@@ -10,21 +10,43 @@ import functools
 import itertools
 import os
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from . import _native, _versions, reference
-from ._operands import laid_out, real
+from . import _cpp, _native, _versions, reference
+from ._cpp import plain_sources, plain_table
+from ._operands import real
 from .errors import BackendError, InputError, IsthmusWarning
 
 BACKENDS = ("auto", "reference", "cpp", "cuda", "triton")
 FORCED = os.environ.get("ISTHMUS_BACKEND", "auto")  # what "auto" means in this process
 
-SHARED_ELEMENTS = 1 << 20  # of outputs that may share one allocation: a view kept by the user keeps no more alive
+__all__ = [
+    "BACKENDS",
+    "FORCED",
+    "Row",
+    "add_product",
+    "assign",
+    "choose",
+    "consensus",
+    "describe",
+    "gram",
+    "l1",
+    "lerp",
+    "lerp_permuted",
+    "multi_linear",
+    "permute",
+    "permute_adjoint",
+    "plain_sources",
+    "plain_table",
+    "select",
+    "weighted_sum",
+]
 
 Column = list[Tensor]
 Indices = Sequence[Tensor | None]  # of one tensor, one for each dimension
@@ -147,16 +169,6 @@ def _triton_row(forced: str) -> Row:
     return Row("triton", True, chosen, forced or f"{reason}, for tensors on {where}")
 
 
-def plain_table(columns: Sequence[Column], out: Column | None) -> Any:
-    """The compiled extension's table of the rows if it vouches that they are valid, else ``None``.
-
-    It does for plain CPU tensors in C-order, one shape a row, with outputs that are disjoint from all inputs or are
-    exactly one of their own row.
-    """
-    module, _ = _native.load_cpu()
-    return None if module is None else module.plain_table(columns, out)
-
-
 def lerp(
     a: Column, b: Column, weights: list[float] | Tensor, *, out: Column | None, backend: str, table: Any = None
 ) -> Column:
@@ -178,7 +190,7 @@ def lerp(
         reference=lambda row, tensors, dtype: reference.lerp(
             tensors[0], tensors[1], values()[row if per_row else 0], dtype=dtype
         ),
-        cpp=lambda module, table: module.lerp(table, values(), torch.get_num_threads()),
+        cpp=lambda: _cpp.lerp(a, b, values(), out=out, table=table),
         gpu=lambda module, outputs: module.lerp(a, b, outputs, torch.as_tensor(weights, dtype=torch.float64)),
     )
 
@@ -211,7 +223,7 @@ def weighted_sum(
         reference=lambda row, tensors, dtype: reference.weighted_sum(
             tensors, flat()[row * width : (row + 1) * width] if per_row else flat(), dtype=dtype
         ),
-        cpp=lambda module, table: module.weighted_sum(table, flat(), torch.get_num_threads()),
+        cpp=lambda: _cpp.weighted_sum(columns, flat(), out=out, table=table),
         gpu=lambda module, outputs: module.weighted_sum(
             columns, outputs, torch.as_tensor(weights, dtype=torch.float64).view(-1, width)
         ),
@@ -240,10 +252,12 @@ def multi_linear(
         )
     x, weight_a, weight_b = x.detach(), weight_a.detach(), weight_b.detach()
     bias_a, bias_b = (None if bias is None else bias.detach() for bias in (bias_a, bias_b))
-    if _choice([[x]], backend, None) == "triton":
+    chosen = _choice([[x]], backend, None)
+    if chosen == "triton":
         biases = None if bias_a is None or bias_b is None else (bias_a, bias_b)
         places = torch.as_tensor(alphas, dtype=torch.float64)
-        return _native.triton().multi_linear(x, weight_a, weight_b, biases, places)  # type: ignore[no-any-return]
+        with _gpu(chosen, x.device) as module:
+            return module.multi_linear(x, weight_a, weight_b, biases, places)  # type: ignore[no-any-return]
     values = alphas.tolist() if isinstance(alphas, Tensor) else alphas
     return reference.multi_linear(x, weight_a, weight_b, values, bias_a=bias_a, bias_b=bias_b)
 
@@ -260,20 +274,12 @@ def add_product(
 ) -> None:
     """``isthmus.ops.add_product``; "cpp" leaves products of matrices to torch."""
     with torch.no_grad():
-        if choose(backend, out.device) == "triton":
-            _native.triton().add_product(out, a, b, index, rows, before)
+        chosen = _choice([[out]], backend, None)
+        if chosen == "triton":
+            with _gpu(chosen, out.device) as module:
+                module.add_product(out, a, b, index, rows, before)
         else:
             reference.add_product(out, a, b, index, rows=rows, before=before)
-
-
-def plain_sources(tensors: Column, indices: object, out: Column | None, *, same_dtype: bool) -> Any:
-    """The compiled extension's view of permuted tensors if it vouches that they are valid, else ``None``.
-
-    It does for plain CPU tensors in C-order, lists of indices in range, and outputs that are disjoint from all of them
-    and, where ``same_dtype``, of the tensors' dtypes.
-    """
-    module, _ = _native.load_cpu()
-    return None if module is None else module.plain_sources(tensors, indices, out, same_dtype)
 
 
 def permute(
@@ -298,11 +304,10 @@ def permute(
         results = outputs if out is None or sources is not None else [_dense(target) for target in out]
         plain = [tensor.detach().resolve_conj().resolve_neg() for tensor in tensors]
         if chosen == "triton":
-            _native.triton().permute(plain, indices, results)
+            with _gpu(chosen, tensors[0].device) as module:
+                module.permute(plain, indices, results)
         else:
-            sources = sources or _sources(plain, indices, results)
-            sources.outputs = [result.data_ptr() for result in results]
-            _native.cpu().permute(sources, torch.get_num_threads())
+            _cpp.permute(plain, indices, results, sources=sources)
     for target, result in zip(outputs, results, strict=True):
         if target is not result:
             target.copy_(result)
@@ -347,25 +352,13 @@ def lerp_permuted(
         return lerp(a, permuted, weights, out=out, backend="reference")
     outputs = [torch.empty_like(tensor) for tensor in a] if out is None else out
     if table is None or sources is None:
+        table = sources = None
         indices = _within_range(b, indices)
     if chosen == "triton":
-        _native.triton().lerp_permuted(a, b, outputs, torch.as_tensor(weights, dtype=torch.float64), indices)
-        if out is not None:
-            _versions.wrote(out)
-        return outputs
-    module = _native.cpu()
-    late: list[tuple[Tensor, Tensor]] = []
-    values = [real(tensor) for tensor in b]
-    if table is None or sources is None:
-        table, results, late = _strided_table(module, [a], outputs, c_order=False)
-        by_axis = [(*index, None) if tensor.is_complex() else index for tensor, index in zip(b, indices, strict=True)]
-        sources = _sources(values, by_axis, results)
-    elif out is None:
-        table.set_outputs(outputs)
-    dtypes = [_dtype_codes(module)[tensor.dtype] for tensor in values]
-    module.lerp_permuted(table, sources, dtypes, weights, torch.get_num_threads())
-    for target, result in late:
-        target.copy_(result)
+        with _gpu(chosen, a[0].device) as module:
+            module.lerp_permuted(a, b, outputs, torch.as_tensor(weights, dtype=torch.float64), indices)
+    else:
+        _cpp.lerp_permuted(a, b, outputs, weights, indices, table=table, sources=sources)
     if out is not None:
         _versions.wrote(out)
     return outputs
@@ -420,18 +413,6 @@ def _dense(target: Tensor) -> Tensor:
     return target if target.stride() == torch.empty_like(target).stride() else target.new_empty(target.shape)
 
 
-def _sources(tensors: Column, indices: Sequence[Indices], results: Column) -> Any:
-    """The extension's view of permuted tensors of any strides, to be written to ``results``, which have no gaps."""
-    sources = []
-    for tensor, index, result in zip(tensors, indices, results, strict=True):
-        axes = range(tensor.dim())
-        order = axes if result.is_contiguous() else sorted(axes, key=result.stride, reverse=True)
-        shape, strides = [tensor.shape[d] for d in order], [tensor.stride(d) for d in order]
-        addresses = [0 if x is None else x.data_ptr() for x in (index[d] for d in order)]
-        sources.append((tensor.data_ptr(), tensor.element_size(), shape, strides, addresses))
-    return _native.cpu().Sources(sources)
-
-
 def select(
     columns: Sequence[Column],
     *,
@@ -444,26 +425,13 @@ def select(
 ) -> reference.Selected:
     """The cuts at which the largest magnitudes of each task vector end; see ``isthmus.reference.select``."""
     chosen = _choice(columns, backend, table, has_cuda=True)
-    if chosen in ("triton", "cuda"):
-        selected: reference.Selected = _on_gpu(chosen).select(
-            columns, based=based, groups=groups, ranks=ranks, exact=exact
-        )
-        return selected
+    options: dict[str, Any] = {"based": based, "groups": groups, "ranks": ranks, "exact": exact}
     if chosen == "cpp":
-        module = _native.cpu()
-        values, counts, nonfinite = module.select(
-            table or _input_table(module, columns),
-            based,
-            groups.whole,
-            groups.lengths,
-            ranks.numpy(),
-            exact,
-            torch.get_num_threads(),
-        )
-        index, above, equal = torch.from_numpy(counts).unbind()
-        pairs = zip(torch.from_numpy(values).unbind(2), index.unbind(2), strict=True)
-        return reference.Selected([reference.Cuts(*pair) for pair in pairs], above, equal, nonfinite)
-    return reference.select(columns, based=based, groups=groups, ranks=ranks, exact=exact)
+        return _cpp.select(columns, **options, table=table)
+    if chosen != "reference":
+        with _gpu(chosen, columns[0][0].device) as module:
+            return module.select(columns, **options)  # type: ignore[no-any-return]
+    return reference.select(columns, **options)
 
 
 def consensus(
@@ -478,23 +446,13 @@ def consensus(
     """``isthmus.ops.consensus`` for every row; ``columns`` begins with the base where the plan has one."""
     if not columns[0]:
         return [], None
-    counts = None
     chosen = _choice(columns, backend, table, has_cuda=True)
     if chosen == "cpp":
-        counted: list[Any] = []
-        outputs = _run_cpp(
-            columns,
-            out,
-            table,
-            lambda module, table: counted.append(
-                module.consensus(table, _plan(module, plan), stats, torch.get_num_threads())
-            ),
-            c_order=True,
-        )
-        counts = reference.Stats(*map(torch.from_numpy, counted[0])) if stats else None
-    elif chosen in ("triton", "cuda"):
+        outputs, counts = _cpp.consensus(columns, plan, out=out, stats=stats, table=table)
+    elif chosen != "reference":
         outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
-        counts = _on_gpu(chosen).consensus(columns, outputs, plan, stats=stats)
+        with _gpu(chosen, columns[0][0].device) as module:
+            counts = module.consensus(columns, outputs, plan, stats=stats)
     else:
         dtypes = None if out is None else [target.dtype for target in out]
         results, counts = reference.consensus(columns, plan, dtypes=dtypes, stats=stats)
@@ -511,11 +469,10 @@ def l1(columns: Sequence[Column], plan: reference.Plan, *, backend: str, table: 
     """Σ|τ| of each row and model, before and after trimming: float64 (rows, models, 2)."""
     chosen = _choice(columns, backend, table)
     if chosen == "cpp":
-        module = _native.cpu()
-        table = table or _input_table(module, columns)
-        return torch.from_numpy(module.l1(table, _plan(module, plan), torch.get_num_threads()))
+        return _cpp.l1(columns, plan, table=table)
     if chosen == "triton":
-        return _native.triton().l1(columns, plan)  # type: ignore[no-any-return]
+        with _gpu(chosen, columns[0][0].device) as module:
+            return module.l1(columns, plan)  # type: ignore[no-any-return]
     return reference.l1(columns, plan)
 
 
@@ -525,11 +482,10 @@ def gram(
     """The dot products of the models of each row: float64 (rows, models, models)."""
     chosen = _choice(columns, backend, table)
     if chosen == "cpp":
-        module = _native.cpu()
-        table = table or _input_table(module, columns)
-        return torch.from_numpy(module.gram(table, based, lengths, torch.get_num_threads()))
+        return _cpp.gram(columns, based=based, lengths=lengths, table=table)
     if chosen == "triton":
-        return _native.triton().gram(columns, based=based, lengths=lengths)  # type: ignore[no-any-return]
+        with _gpu(chosen, columns[0][0].device) as module:
+            return module.gram(columns, based=based, lengths=lengths)  # type: ignore[no-any-return]
     return reference.gram(columns, based=based, lengths=lengths)
 
 
@@ -554,21 +510,7 @@ def assign(
         ]
     if chosen == "cuda":
         return [_assign_cuda(*stack, maximize=maximize, certificate=certificate, device=device) for stack in stacks]
-    return _assign_cpp(stacks, maximize=maximize, certificate=certificate)
-
-
-def _assign_cpp(
-    stacks: Sequence[tuple[np.ndarray, np.ndarray | None]], *, maximize: bool, certificate: bool
-) -> list[reference.Assignments]:
-    found = _native.cpu().assign(stacks, maximize, certificate, torch.get_num_threads())
-    return [
-        reference.Assignments(
-            columns,
-            None if proofs is None else reference.Proofs(*proofs),
-            None if fault is None else (fault[0].name, *fault[1:]),
-        )
-        for columns, proofs, fault in found
-    ]
+    return _cpp.assign(stacks, maximize=maximize, certificate=certificate)
 
 
 def _assign_cuda(
@@ -576,15 +518,16 @@ def _assign_cuda(
 ) -> reference.Assignments:
     """A stack solved on the device, or on the host where that is faster or there is nothing to solve."""
     if matrices.size > 0:
-        found: reference.Assignments | None = _native.cuda().assign(
-            torch.from_numpy(matrices).to(device),
-            None if starts is None else torch.from_numpy(starts).to(device),
-            maximize=maximize,
-            certificate=certificate,
-        )
+        with _gpu("cuda", device) as module:
+            found: reference.Assignments | None = module.assign(
+                torch.from_numpy(matrices).to(device),
+                None if starts is None else torch.from_numpy(starts).to(device),
+                maximize=maximize,
+                certificate=certificate,
+            )
         if found is not None:
             return found
-    return _assign_cpp([(matrices, starts)], maximize=maximize, certificate=certificate)[0]
+    return _cpp.assign([(matrices, starts)], maximize=maximize, certificate=certificate)[0]
 
 
 def _choice(columns: Sequence[Column], backend: str, table: Any, *, has_cuda: bool = False) -> str:
@@ -602,36 +545,12 @@ def _choice(columns: Sequence[Column], backend: str, table: Any, *, has_cuda: bo
     return chosen
 
 
-def _on_gpu(chosen: str) -> Any:
-    """The ops of a backend for GPUs."""
-    return _native.cuda() if chosen == "cuda" else _native.triton()
-
-
-def _plan(module: Any, plan: reference.Plan) -> Any:
-    """The compiled extension's plan."""
-    by_weight = plan.merge_func == "mean" and plan.divisor == "weight"
-    made = module.Plan(
-        based=plan.based,
-        vote=getattr(module.Vote, plan.vote),
-        zero_sign=getattr(module.ZeroSign, plan.zero_sign),
-        tally_rows=plan.tally_rows,
-        merge=getattr(module.MergeFunc, plan.merge_func),
-        weights=plan.weights.numpy(),
-        divisors=plan.weights.numpy() if by_weight else None,
-        scaling=plan.scaling.numpy(),
-        rescale=_numpy(plan.rescale),
-        keep=(None, None) if plan.keep is None else (plan.keep.value.numpy(), plan.keep.index.numpy()),
-        drop=(None, None) if plan.drop is None else (plan.drop.value.numpy(), plan.drop.index.numpy()),
-        lengths=plan.lengths,
-    )
-    if plan.random is not None:
-        random = plan.random
-        made.draw(random.keys.numpy(), random.density.numpy(), _numpy(random.epsilon), random.starts, random.inverse)
-    return made
-
-
-def _numpy(tensor: Tensor | None) -> Any:
-    return None if tensor is None else tensor.numpy()
+@contextmanager
+def _gpu(chosen: str, device: torch.device) -> Iterator[Any]:
+    """The ops of a backend for GPUs; ``device``, where the tensors are, is the current one: kernels run there."""
+    module = _native.cuda() if chosen == "cuda" else _native.triton()
+    with torch.cuda.device(device) if device.type == "cuda" else nullcontext():
+        yield module
 
 
 def _run(
@@ -641,19 +560,20 @@ def _run(
     table: Any,
     *,
     reference: Callable[[int, Sequence[Tensor], torch.dtype], Tensor],
-    cpp: Callable[[Any, Any], None],
+    cpp: Callable[[], Column],
     gpu: Callable[[Any, Column], None],
 ) -> Column:
     """Apply a rule to every row on the chosen backend; the result has the dtype of ``out`` or of the first column."""
     chosen = _choice(columns, backend, table, has_cuda=True)
     if chosen == "cpp":
-        outputs = _run_cpp(columns, out, table, cpp, c_order=False)
+        outputs = cpp()
     else:
         outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
-        if chosen in ("triton", "cuda"):
-            gpu(_on_gpu(chosen), outputs)
-        else:
+        if chosen == "reference":
             _run_reference(columns, outputs, reference)
+        else:
+            with _gpu(chosen, outputs[0].device) as module:
+                gpu(module, outputs)
     if out is not None:
         _versions.wrote(out)
     return outputs
@@ -666,69 +586,3 @@ def _run_reference(
     for row, (target, *tensors) in enumerate(zip(outputs, *columns, strict=True)):
         result = real(target)
         result.copy_(reference(row, [real(tensor) for tensor in tensors], result.dtype))
-
-
-def _run_cpp(
-    columns: Sequence[Column], out: Column | None, table: Any, cpp: Callable[[Any, Any], None], *, c_order: bool
-) -> Column:
-    """Run a rule of the extension on ``table``, or on one made of tensors of any strides; returns the outputs."""
-    module = _native.cpu()
-    if table is not None:
-        outputs = _empty_like(columns[0]) if out is None else out
-        if out is None:
-            table.set_outputs(outputs)
-        cpp(module, table)
-        return outputs
-    outputs = [torch.empty_like(tensor) for tensor in columns[0]] if out is None else out
-    table, _, late = _strided_table(module, columns, outputs, c_order=c_order)
-    cpp(module, table)
-    for target, result in late:
-        target.copy_(result)
-    return outputs
-
-
-def _input_table(module: Any, columns: Sequence[Column]) -> Any:
-    """A table for rules that write no tensors, in C-order; the first column stands in for the outputs."""
-    contiguous = [[real(tensor).contiguous() for tensor in column] for column in columns]
-    return _strided_table(module, contiguous, contiguous[0], c_order=True)[0]
-
-
-def _strided_table(
-    module: Any, columns: Sequence[Column], outputs: Column, *, c_order: bool
-) -> tuple[Any, Column, list[tuple[Tensor, Tensor]]]:
-    """A table of tensors of any strides, the tensors that it writes, and which are to be copied where afterwards."""
-    inputs, results, late = laid_out(columns, outputs, c_order=c_order)
-    codes = _dtype_codes(module)
-    table = module.Table(
-        [result.numel() for result in results],
-        [[(x.data_ptr(), codes[x.dtype]) for x in (*row, result)] for row, result in zip(inputs, results, strict=True)],
-    )
-    table.keep_alive = [tensor for row in inputs for tensor in row] + results
-    return table, results, late
-
-
-@functools.cache
-def _dtype_codes(module: Any) -> dict[torch.dtype, Any]:
-    codes = module.Dtype
-    return {
-        torch.float64: codes.f64,
-        torch.float32: codes.f32,
-        torch.bfloat16: codes.bf16,
-        torch.float16: codes.f16,
-    }
-
-
-def _empty_like(tensors: Column) -> Column:
-    """Uninitialised tensors like these plain ones; small ones of one shape share an allocation: it saves time."""
-    if len(tensors) == 1:
-        return [torch.empty_like(tensors[0])]
-    outputs = list(tensors)
-    for places in _native.cpu().alike(tensors):
-        first = tensors[places[0]]
-        if len(places) * first.numel() <= SHARED_ELEMENTS:
-            group = first.new_empty((len(places), *first.shape)).unbind()
-        else:
-            group = tuple(torch.empty_like(first) for _ in places)
-        for place, output in zip(places, group, strict=True):
-            outputs[place] = output
-    return outputs
