@@ -503,6 +503,8 @@ def assign(
     found only if a certificate is wanted. ``device`` is where the matrices came from.
     """
     chosen = choose(backend, device)
+    if chosen == "triton" or backend == FORCED == "auto":  # the matrices are on the host
+        chosen = "cpp" if _cpp_or_warn() else "reference"
     if chosen == "reference":
         return [
             reference.assign(matrices, maximize=maximize, certificate=certificate, starts=starts)

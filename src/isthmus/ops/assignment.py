@@ -74,7 +74,8 @@ def linear_sum_assignment(
             between several optima; for several problems a list of them, None for those that have none. Used where the
             matrix is square and its entries are not lost beside them; other problems begin afresh.
         names: what to call the matrix in errors, or each of several.
-        backend: "auto", "reference", "cpp", "cuda" or "triton"; a backend asked for by name never falls back.
+        backend: "auto", "reference", "cpp", "cuda" or "triton"; a backend asked for by name never falls back. Triton
+            has no kernel for it: with "auto" and "triton" C++ solves it on the host, also for matrices on a GPU.
 
     Returns:
         ``(row_ind, col_ind)``, int64 and of length min(rows, columns), sorted by row: tensors on the matrix's device if
