@@ -75,9 +75,7 @@ def test_imports_follow_the_design(path):
 
 
 def test_the_core_knows_neither_python_nor_torch():
-    files = [
-        p for p in (REPOSITORY / "csrc").rglob("*") if p.suffix in SOURCES and "bind" not in p.parts
-    ]
+    files = [p for p in (REPOSITORY / "csrc").rglob("*") if p.suffix in SOURCES and "bind" not in p.parts]
     assert {p.suffix for p in files} == SOURCES
     for path in files:
         includes = [line for line in path.read_text().splitlines() if line.lstrip().startswith("#include")]

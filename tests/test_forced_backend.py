@@ -23,7 +23,9 @@ CALLS = {
     "gram": lambda backend: ops.gram([A, B], backend=backend),
     "slerp": lambda backend: ops.slerp(A, B, 0.25, backend=backend),
     "multi_linear": lambda backend: ops.multi_linear(SQUARE, SQUARE, 2 * SQUARE, [0.5], backend=backend),
-    "add_product": lambda backend: ops.add_product(torch.zeros(3, 3), SQUARE[:, None], SQUARE[:, None], backend=backend),
+    "add_product": lambda backend: ops.add_product(
+        torch.zeros(3, 3), SQUARE[:, None], SQUARE[:, None], backend=backend
+    ),
     "assignment": lambda backend: ops.linear_sum_assignment(SQUARE, backend=backend),
 }
 OF_TORCH = {"multi_linear", "add_product"}  # products of matrices, which on the CPU are torch's
