@@ -43,7 +43,10 @@ class Card:
 
     def room(self) -> int:
         """Bytes that tensors of one case may take."""
-        return int(SHARE * torch.cuda.mem_get_info(self.device)[0]) if self.real else 1 << 26
+        if not self.real:
+            return 1 << 26
+        torch.cuda.empty_cache()  # torch keeps what earlier cases had
+        return int(SHARE * torch.cuda.mem_get_info(self.device)[0])
 
     def wait(self) -> None:
         """For everything that was launched."""

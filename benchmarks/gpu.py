@@ -68,6 +68,8 @@ def main(arguments: list[str] | None = None) -> int:
 
 def build() -> str:
     """Compile the CUDA extension for this card where nvcc is found; says what came of it."""
+    if importlib.util.find_spec("isthmus._cuda"):
+        return "built already"
     if shutil.which("nvcc") is None:
         return "not built: there is no nvcc in PATH; Triton alone"
     missing = [name for name in ("scikit_build_core", "pybind11", "ninja") if importlib.util.find_spec(name) is None]
