@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -228,6 +229,33 @@ def test_replays_read_what_tensors_hold_and_warm_up_leaves_the_random_state(grap
         amount.fill_(value)
         replay()
     assert total.item() == 11
+
+
+def test_reads_are_allowed_again_where_warnings_are_errors(monkeypatch: pytest.MonkeyPatch) -> None:
+    """torch warns of the mode that refuses reads; it may have set the mode when it does."""
+    mode: list[object] = [0]
+
+    def set_mode(value: object) -> None:
+        mode[0] = value
+        if value == "error":
+            raise UserWarning("Another message about a mode")
+
+    monkeypatch.setattr(torch.cuda, "get_sync_debug_mode", lambda: mode[0])
+    monkeypatch.setattr(torch.cuda, "set_sync_debug_mode", set_mode)
+    with pytest.raises(UserWarning, match="Another"), _capture._reads_refused():
+        pass
+    assert mode == [0]
+
+
+def test_recordings_of_a_thread_share_a_stream(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(torch.cuda, "Stream", lambda device: [device])
+    streams = _capture._Streams()
+    first = streams.stream(torch.device("cuda", 1))
+    assert first == [1]
+    assert streams.stream(torch.device("cuda", 1)) is first
+    assert streams.stream(torch.device("cuda", 0)) == [0]
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(streams.stream, torch.device("cuda", 1)).result() is not first
 
 
 def test_values_arrive_as_they_were(device: str) -> None:

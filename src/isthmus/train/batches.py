@@ -16,7 +16,8 @@ from .seeds import generator
 
 # Gathering and augmenting many batches at once saves most of the overhead of small operations. As many are taken as fit
 # a processor's cache, or on a GPU as keep it busy; never more than the steps after which the loss is looked at.
-_CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**25}
+# How an augmentation draws depends on how many there are, so that a stream has as many alone and beside others.
+_CHUNK_ELEMENTS = {"cpu": 2**20, "cuda": 2**22}
 _CHUNK_STEPS = 128
 
 
@@ -98,7 +99,7 @@ class SideBySide:
         streams: of batches of one shape.
 
     Attributes:
-        capacity: as of each stream.
+        capacity: as of each stream; chunks take as much memory as those of all streams.
     """
 
     def __init__(self, streams: Sequence[Batches]) -> None:

@@ -86,7 +86,8 @@ def gradient_noise(
     gradients = network.parameters.gradients
     sums = [torch.zeros_like(gradient, dtype=torch.float64) for gradient in gradients]
     squares = torch.zeros((), dtype=torch.float64, device=data.device)
-    with torch.enable_grad(), global_seed(seed, "gradient noise/dropout", data.device):
+    autocast = torch.autocast(data.device.type, enabled=False)  # one around the call would change backward passes too
+    with torch.enable_grad(), autocast, global_seed(seed, "gradient noise/dropout", data.device):
         for _ in range(batches):
             rows = torch.randint(len(data.train_x), (config.batch_size,), generator=order).to(data.device)
             network.backward(config.augmentation(data.train_x[rows], draws), data.train_y[rows])

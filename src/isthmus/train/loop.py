@@ -3,8 +3,8 @@
 A step of a small model costs more in launching operations than in arithmetic. So the parameters and their gradients are
 views of one flat buffer each, which makes the optimiser a single operation; batches are drawn many at a time; and
 nothing waits for the device except one look at the losses of each chunk of batches, while the next chunk is on its way.
-On a CUDA device the whole step is one recording that is replayed, and several models of one shape take their steps in
-one.
+On a CUDA device the step is one recording that is replayed, and several models of one shape take their steps in one.
+Moving averages, and norms at the steps that are recorded in the history, are launched beside it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,12 @@ from isthmus._capture import Arrival, CaptureError, check_device
 from .batches import Batches, Chunk, SideBySide
 from .config import TrainConfig
 from .data import Data
-from .networks import Network
+from .host_state import HostState
+from .networks import Network, rounding
 from .parameters import MovingAverage
 from .schedules import Schedule
 from .seeds import global_seed
-from .steps import PlainSteps, RecordedSteps
+from .steps import PlainSteps, RecordedSteps, take_few
 
 COLUMNS = ("step", "loss", "lr", "weight_norm_squared", "effective_lr")
 
@@ -144,7 +145,12 @@ class Trainer:
         start = time.perf_counter()
         record = _Record(len(self.models), self._configs[0].record_every, len(steps))
         self._network.train()
-        with torch.enable_grad(), global_seed(self._configs[0].seed, f"dropout/{purpose}", self._data.device):
+        device = self._data.device
+        with (
+            torch.enable_grad(),
+            torch.autocast(device.type, enabled=False),  # one around the call would change backward passes too
+            global_seed(self._configs[0].seed, f"dropout/{purpose}", device),
+        ):
             for chunk in batches.chunks(len(steps)):
                 ahead = steps[record.taken : record.taken + len(chunk)]
                 rates = torch.tensor([[rate(step) for rate in schedules] for step in ahead], dtype=self._rate_dtype)
@@ -212,12 +218,73 @@ class Trainer:
             check_device(self._data.device)
             if self._network.counts_batches:
                 raise CaptureError("BatchNorm with momentum=None averages by another factor at every step")
-            before = self.checkpoint()
-            groups = self._optimizer.param_groups
-            self._recorded = RecordedSteps(self._step, groups, chunk, rates, capacity, lambda: self.restore(before))
+            self._recorded = self._record(chunk, rates, capacity)
             self.eager_reason = ""
         except CaptureError as error:
             self.eager_reason = str(error)
+
+    def _record(self, chunk: Chunk, rates: Tensor, capacity: int) -> RecordedSteps:
+        """Record the step, and leave models and optimiser as they were.
+
+        Raises:
+            CaptureError: the step cannot be recorded, or replays would not be the steps launched one by one.
+        """
+        host, before = HostState(self.models), self.checkpoint()
+        change = ""
+
+        def undo() -> None:
+            nonlocal change
+            change = host.change()
+            if change:
+                host.restore()
+            self.restore(before)
+
+        try:
+            recorded = RecordedSteps(self._step, self._optimizer.param_groups, chunk, rates, capacity, undo)
+            if change:
+                raise CaptureError(f"in a step {change}, which a recording does not do again")
+            recorded.reads = HostState(self.models)
+            self._compare(recorded, chunk, rates, before)
+        except Exception:
+            host.restore()
+            self.restore(before)
+            raise
+        return recorded
+
+    def _compare(self, recorded: RecordedSteps, chunk: Chunk, rates: Tensor, before: Checkpoint) -> None:
+        """Compare weights, buffers and losses after a few replays with those after the steps launched one by one.
+
+        With weights θ₀ before, θ after the steps and θ' after the replays, b the bound on the rounding of a pass, and ε
+        the spacing of numbers at 1, ‖θ' − θ‖ ≤ b ‖θ − θ₀‖ + 4 ε ‖θ‖; of losses and buffers, ‖x' − x‖ ≤ b (1 + ‖x‖).
+
+        Raises:
+            CaptureError: they differ by more.
+        """
+        rates = rates.amax(0).expand_as(rates).contiguous()  # weights show little of steps at the start of a warm-up
+        devices = [self._data.device] if self._data.device.type == "cuda" else []
+        start = [value.detach().clone() for value in self._values()]
+        buffers = [buffer for model in self.models for buffer in model.buffers() if buffer.is_floating_point()]
+        groups = self._optimizer.param_groups
+        recorded_rates = [group["lr"] for group in groups]
+        results = []
+        for steps in (recorded, PlainSteps(self._step, groups)):
+            with torch.random.fork_rng(devices):  # both draw the same numbers
+                losses = take_few(steps, chunk, rates)
+            results.append([tensor.detach().clone() for tensor in (*self._values(), losses, *buffers)])
+            self.restore(before)
+        for group, rate in zip(groups, recorded_rates, strict=True):
+            group["lr"] = rate
+        for index, (found, expected) in enumerate(zip(*results, strict=True)):
+            precision = self._configs[0].precision
+            bound, size = rounding(expected.dtype, precision), _norm(expected)
+            if index < len(start):
+                spacing = torch.finfo(expected.dtype).eps
+                limit = bound * _norm(expected - start[index]) + 4 * spacing * size
+            else:
+                limit = bound * (1 + size)
+            same = torch.equal(found.isfinite(), expected.isfinite())
+            if not (same and _norm(found - expected) <= limit):
+                raise CaptureError("replayed steps gave other results than steps launched one by one")
 
     def _tensors(self) -> Iterator[Tensor]:
         for model in self.models:
@@ -295,6 +362,11 @@ class _Record:
             if self.finite[model]:
                 self.counts[model] = taken
                 self.finite[model] = finite
+
+
+def _norm(tensor: Tensor) -> float:
+    """‖x‖ over the numbers of a tensor that are finite."""
+    return float(tensor.double().nan_to_num(0, 0, 0).norm())
 
 
 def channels_last(model: nn.Module, data: Data) -> bool:

@@ -14,10 +14,16 @@ from isthmus import norms
 from isthmus.errors import InputError
 
 from .config import Precision
+from .host_state import HostState
 from .parameters import FlatParameters
 
 # far above the relative rounding of a pass through a deep network, TF32 included, and far below another computation's
 _ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-2, torch.bfloat16: 1e-1}
+
+
+def rounding(dtype: torch.dtype, precision: Precision) -> float:
+    """A bound on how far rounding may move what comes of a pass, as a part of its size."""
+    return _ROUNDING[torch.bfloat16 if precision == "bfloat16" else dtype]
 
 
 class StackError(Exception):
@@ -25,10 +31,15 @@ class StackError(Exception):
 
 
 def batch_logits(forward: Callable[[Tensor], Tensor], inputs: Tensor, precision: Precision) -> Tensor:
-    """What a model makes of a batch; with ``bfloat16`` under autocast, and widened to float32 afterwards."""
+    """What a model makes of a batch; with ``bfloat16`` under autocast, and widened to float32 afterwards.
+
+    An autocast around the call has no part in it.
+    """
     if precision == "float32":
-        return forward(inputs)
-    with torch.autocast(inputs.device.type, torch.bfloat16):
+        with torch.autocast(inputs.device.type, enabled=False):
+            return forward(inputs)
+    # one inside another would keep its copies of weights until the outer one ends: those of the first step
+    with torch.autocast(inputs.device.type, torch.bfloat16, cache_enabled=False):
         logits = forward(inputs)
     return logits.float()
 
@@ -51,7 +62,8 @@ class Network:
 
     Raises:
         InputError: one model has nothing to train.
-        StackError: several have nothing to train, or their parameters or buffers differ in name, shape or dtype.
+        StackError: several have nothing to train, their parameters or buffers differ in name, shape or dtype, or
+            tensors that are attributes of their modules differ: the stack has the first model's.
     """
 
     def __init__(self, models: Sequence[nn.Module], precision: Precision, *, channels_last: bool = False) -> None:
@@ -68,6 +80,7 @@ class Network:
         self._cumulative: list[nn.modules.batchnorm._BatchNorm] = []
         self._batches = 0
         if len(models) > 1:
+            _check_attributes(models)
             self._frozen = _stacked([{k: v for k, v in m.named_parameters() if not v.requires_grad} for m in models])
             self._buffers = _stacked([dict(model.named_buffers()) for model in models])
             self._cumulative = [layer for layer in norms.batch_norms(models[0]) if layer.momentum is None]
@@ -120,11 +133,12 @@ class Network:
     def check(self, inputs: Tensor, labels: Tensor) -> None:
         """Compare losses, gradients and buffers after one batch of several models with those of each model alone.
 
-        The models' buffers come back as they were; the gradients are left as they come.
+        The models' buffers and attributes come back as they were; the gradients are left as they come.
 
         Raises:
-            StackError: the models cannot be mapped, or differ by more than rounding.
+            StackError: the models cannot be mapped, differ by more than rounding, or change what is not in the stack.
         """
+        host = HostState(self.models)
         before = {name: buffer.clone() for name, buffer in self._buffers.items()}
 
         def results(losses: Tensor) -> list[Tensor]:
@@ -136,18 +150,26 @@ class Network:
             return rows
 
         try:
-            together = results(self.backward(inputs, labels))
-        except Exception as error:
-            raise StackError(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
-        self.parameters.zero_grad()
-        logits = [batch_logits(m, x, self._precision) for m, x in zip(self.models, inputs, strict=True)]
-        losses = torch.stack([functional.cross_entropy(y, z) for y, z in zip(logits, labels, strict=True)])
-        losses.sum().backward()
+            try:
+                together = results(self.backward(inputs, labels))
+            except Exception as error:
+                raise StackError(f"{type(error).__name__}: {str(error).strip().partition(chr(10))[0]}") from error
+            change = host.change()
+            host.restore()
+            self.parameters.zero_grad()
+            logits = [batch_logits(m, x, self._precision) for m, x in zip(self.models, inputs, strict=True)]
+            losses = torch.stack([functional.cross_entropy(y, z) for y, z in zip(logits, labels, strict=True)])
+            losses.sum().backward()
+            change = change or host.change()
+        finally:
+            host.restore()
+        if change:
+            raise StackError(f"in a forward pass {change}, which a stack would not notice")
         apart = results(losses)
         self.train()
         names = ["losses", *("gradients" for _ in self.parameters.gradients), *self._buffers]
         for name, ours, theirs in zip(names, together, apart, strict=True):
-            bound = _ROUNDING[torch.bfloat16 if self._precision == "bfloat16" else theirs.dtype]
+            bound = rounding(theirs.dtype, self._precision)
             difference, size = (ours - theirs).norm(dim=1), theirs.norm(dim=1)
             if name != "gradients":  # means of what cancels are as exact as what they are means of, not as themselves
                 size = size + 1
@@ -193,3 +215,21 @@ def _stacked(models: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
         for name, tensor in tensors.items():
             tensor.data = stacked[name][index]
     return stacked
+
+
+def _check_attributes(models: Sequence[nn.Module]) -> None:
+    """Raise a ``StackError`` where tensors that are attributes of modules differ between models."""
+    first, *others = (
+        {
+            f"{prefix}.{name}".lstrip("."): value
+            for prefix, module in model.named_modules()
+            for name, value in vars(module).items()
+            if isinstance(value, Tensor)
+        }
+        for model in models
+    )
+    for other in others:
+        for name in first.keys() | other.keys():
+            ours, theirs = first.get(name), other.get(name)
+            if ours is None or theirs is None or ours.dtype != theirs.dtype or not torch.equal(ours, theirs):
+                raise StackError(f"the models' attributes {name} are different tensors, of which a stack has the first")

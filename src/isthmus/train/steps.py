@@ -12,6 +12,8 @@ from isthmus._capture import CaptureError, capture, send
 
 from .batches import Chunk
 
+CHECKED = 3  # steps by which a recording is compared with steps launched one by one
+
 Step = Callable[[Tensor, Tensor], Tensor]  # inputs and labels of one batch of each model -> losses, () or (models,)
 
 
@@ -46,7 +48,7 @@ class PlainSteps:
 
 
 class RecordedSteps:
-    """Steps replayed from one recording: the host launches nothing else, and waits for nothing.
+    """Steps replayed from one recording: a step is one launch of the host, which waits for nothing.
 
     The recorded step finds its batch, learning rates and the place of its losses by a position on the device, which it
     moves on by itself.
@@ -58,6 +60,9 @@ class RecordedSteps:
         rates: their learning rates, (steps, models), of the dtype in which the optimiser takes tensors of them.
         capacity: steps of the longest chunk to come.
         restore: undoes what the steps of the warm-up did to weights, buffers and optimiser.
+
+    Attributes:
+        reads: keeps alive what the recording may read beside it, such as what a model made when it first ran.
 
     Raises:
         CaptureError: the step could not be recorded; ``restore`` was called.
@@ -84,6 +89,7 @@ class RecordedSteps:
         self._rate = self._rates[0].clone()
         self._losses: Tensor | None = None
         self._count = 0
+        self.reads: object = None
         for group, rate in zip(groups, self._rate.unbind(), strict=True):
             group["lr"] = rate
         order = [self._axes.index(axis) for axis in range(1, inputs.ndim)]
@@ -131,6 +137,15 @@ class RecordedSteps:
         if self._losses is None:
             raise CaptureError("no step was recorded")
         return self._losses[: self._count].clone()
+
+
+def take_few(steps: PlainSteps | RecordedSteps, chunk: Chunk, rates: Tensor) -> Tensor:
+    """Take ``CHECKED`` steps on the batches of a chunk, from its start again at its end; returns the last losses."""
+    for index in range(CHECKED):
+        if index % len(chunk) == 0:
+            steps.begin(chunk, rates)
+        steps.take()
+    return steps.losses()[: (CHECKED - 1) % len(chunk) + 1]
 
 
 def _set_capturable(groups: Sequence[dict[str, Any]], value: bool) -> None:
