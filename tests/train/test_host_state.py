@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from isthmus import _capture
 from isthmus.train import Data, Execution, Pair, TrainConfig, load_data, train_pair, train_pairs
 from isthmus.train.host_state import HostState
+from isthmus.train.parameters import MovingAverage
 
 pytest.importorskip("sklearn")
 
@@ -214,6 +215,23 @@ def test_tensors_that_are_attributes_must_be_equal_to_be_stacked(device: str, di
     assert execution.apart_reason == (
         "" if equal else "the models' attributes scale are different tensors, of which a stack has the first"
     )
+
+
+def test_moving_averages_are_of_what_modules_hold() -> None:
+    module = Fills()
+    module.register_buffer("other", torch.zeros(2))
+    average = MovingAverage(module, 0.75)
+    module.other = torch.full((2,), 4.0)
+    module.mean = torch.ones(3)
+    with torch.no_grad():
+        module.head.bias.fill_(1).sub_(before := average.state_dict()["head.bias"].clone())
+    average.update()
+    state = average.state_dict()
+    assert state.keys() == module.state_dict().keys()
+    assert state["other"].tolist() == [1, 1]
+    assert torch.equal(state["mean"], module.mean)  # it was not there at the start
+    torch.testing.assert_close(state["head.bias"], 0.75 * before + 0.25 * (1 - before))
+    assert not any(value.requires_grad for value in state.values())
 
 
 class TestHostState:

@@ -82,15 +82,25 @@ class MovingAverage:
     """
 
     def __init__(self, module: nn.Module, decay: float) -> None:
-        self._state = {key: value.detach() for key, value in module.state_dict().items()}  # the module's own memory
-        self._sources = {key: value for key, value in self._state.items() if value.is_floating_point()}
-        self._averages = {key: value.clone() for key, value in self._sources.items()}
+        self._module = module
         self._decay = decay
+        state = {key: value for key, value in module.state_dict().items() if value.is_floating_point()}
+        self._averages = {key: value.clone() for key, value in state.items()}
+        held = {
+            f"{prefix}.{name}".lstrip("."): (tensors, name)
+            for prefix, part in module.named_modules(remove_duplicate=False)
+            for tensors in (part._parameters, part._buffers)
+            for name in tensors
+        }
+        # where each is looked up, since a forward pass may put another tensor there
+        self._places = [held.get(key, ({key: value}, key)) for key, value in state.items()]
 
+    @torch.no_grad()
     def update(self) -> None:
         """Set average = decay · average + (1 − decay) · value."""
-        torch._foreach_lerp_(list(self._averages.values()), list(self._sources.values()), 1 - self._decay)
+        values = [tensors[name] for tensors, name in self._places]
+        torch._foreach_lerp_(list(self._averages.values()), values, 1 - self._decay)
 
     def state_dict(self) -> dict[str, Tensor]:
         """The averaged state of the module."""
-        return self._state | self._averages
+        return self._module.state_dict() | self._averages
