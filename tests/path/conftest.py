@@ -35,6 +35,7 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     def choose(*, background: bool, graphs: bool = False) -> None:
         monkeypatch.setattr(pipeline, "device_of", device_of if background else InOrder)
         monkeypatch.setattr(InOrder, "background", background)
+        monkeypatch.setattr("isthmus.path.graphs.FEWEST", 1)
         if graphs:
             monkeypatch.setitem(_capture.RECORDERS, "cpu", record_on_tape)
         else:

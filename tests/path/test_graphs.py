@@ -221,11 +221,58 @@ def test_every_setting_of_task_arithmetic_is_captured_anew(device, in_order):
             np.testing.assert_allclose(*rows, rtol=1e-5, atol=0.021 if metric == "accuracy" else 0)
 
 
+class Renewing(nn.Module):
+    """A layer that keeps what it made of its weights until they are written to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+        self.version = self.scaled = None
+
+    def forward(self, x):
+        if self.version != self.linear.weight._version:
+            self.scaled = self.linear.weight / self.linear.weight.norm()
+            self.version = self.linear.weight._version
+        return nn.functional.linear(x, self.scaled, self.linear.bias)
+
+
+@pytest.mark.parametrize("metrics", [["accuracy"], None, {"constant": lambda z, y: 0 * z[:, 0]}])
+def test_replays_are_compared_far_from_where_they_were_captured(metrics, device, in_order):
+    """Where neighbours are so close that weights of the one before make no difference."""
+    models, points = three(Renewing, device), [*np.linspace(0, 1e-5, 9).tolist(), *np.linspace(0.9, 1, 9).tolist()]
+    in_order(background=True, graphs=True)
+    found = scan_line(*models, evaluator(device, metrics=metrics), points)
+    assert "other values than the model" in graph(found)["why_not"]
+    in_order(background=False)
+    expected = scan_line(*models, evaluator(device, metrics=metrics), points)
+    tolerance = 0 if device.type == "cpu" else 0.041
+    for name, values in expected.values["data"].items():
+        np.testing.assert_allclose(found.values["data"][name], values, atol=tolerance)
+
+
+def test_few_points_are_not_worth_a_capture(device, in_order, monkeypatch):
+    in_order(background=True, graphs=True)
+    models = three(MODELS["perceptron"], device)
+    monkeypatch.setattr(graphs, "FEWEST", 20)
+
+    def arithmetic(factors):
+        tasks = {"one": {"test": evaluator(device, share_first_layer=True)}, "two": {"test": evaluator(device)}}
+        options = {"base": models[2], "method": "ties", "density": [0.3, 0.8], "select_on": "test"}
+        return scan_task_arithmetic(models[2], models[:2], tasks, scaling_factors=np.linspace(0, 1, factors), **options)
+
+    few = {"captured": False, "why_not": "it would serve 19 points, and capturing pays from 20 on"}
+    assert graph(scan_line(*models, evaluator(device), 39)) == few
+    assert graph(scan_line(*models, evaluator(device), 41))["captured"]
+    found = arithmetic(21)
+    assert graph(found, "one/test")["why_not"] == "it would serve 10 points, and capturing pays from 20 on"
+    assert graph(found, "two/test")["captured"]  # both settings have use of it
+
+
 class TestAgreement:
     def test_bounds_by_hand(self):
         evaluate = Evaluator((torch.zeros(100, 2), torch.zeros(100, dtype=torch.int64)))
         net = nn.Linear(2, 2)
-        assert graphs.bounds(evaluate, net) == [2.0**-16, 0.02]  # 128 spacings of 2^-23, and two samples
+        assert graphs.bounds(evaluate, net) == [2.0**-16, 0.02, 2.0**-16]  # 128 spacings of 2^-23, two samples
         assert graphs.bounds(evaluate, net.double())[0] == 2.0**-45
         assert graphs.bounds(evaluate, net.bfloat16())[0] == 2.0**-8
         half = Evaluator((torch.zeros(100, 2), torch.zeros(100, dtype=torch.int64)), dtype=torch.bfloat16)

@@ -306,6 +306,18 @@ def test_models_that_have_no_copy_have_one_buffer(name, device, in_order):
     assert_same(found, scan_line(*models, evaluators(device), 9), device)
 
 
+@pytest.mark.parametrize("metrics", [["accuracy"], ["loss"], {"constant": lambda z, y: 0 * z[:, 0]}])
+def test_a_copy_is_compared_far_from_where_the_model_is(metrics, device, in_order):
+    """Where neighbours are so close that it makes no difference if a copy computes with the model's weights."""
+    models, points = three(Own, device), [*np.linspace(0, 1e-5, 9).tolist(), 0.9, 0.95]
+    options = {"metrics": metrics, "batch_size": 16, "alphas_at_once": 1}
+    in_order(background=True)
+    found = scan_line(*models, Evaluator(examples(device), **options), points)
+    assert buffers(found) == {"number": 1, "why_not_2": ONE_BUFFER["a function of its own"][1]}
+    in_order(background=False)
+    assert_same(found, scan_line(*models, Evaluator(examples(device), **options), points), device)
+
+
 def test_memory_decides_about_a_second_buffer(in_order, monkeypatch):
     in_order(background=True)
     models = three(lambda: nn.Sequential(nn.Linear(6, 2**16), nn.Linear(2**16, 3)), CPU)
@@ -468,9 +480,9 @@ def test_queues_wait_for_each_other_and_the_host_runs_ahead(monkeypatch):
         devices[0].note("use", out.averaged[0].data_ptr())
         return write(walk, point, out)
 
-    def evaluating(evaluator, model):
+    def evaluating(evaluator, model, **options):
         devices[0].note("use", min(parameter.data_ptr() for parameter in model.parameters()))
-        return means(evaluator, model)
+        return means(evaluator, model, **options)
 
     monkeypatch.setattr(LineWalk, "write", writing)
     monkeypatch.setattr(Evaluator, "means", evaluating)

@@ -81,6 +81,17 @@ class Skipping(nn.Module):
         return self.last(x + self.first(x))
 
 
+class Aside(nn.Module):
+    """A net that computes with the weights of a layer, and does not call it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(6, 8), nn.Linear(8, 3)
+
+    def forward(self, x):
+        return nn.functional.linear(torch.tanh(self.first(x)), self.last.weight, self.last.bias)
+
+
 class Buffered(nn.Linear):
     """A layer of a class of its own, with a buffer."""
 
@@ -146,7 +157,7 @@ def at_once(result, split: str = "data") -> dict:
 
 
 def singly(models, device, points, **options):
-    return scan_line(*models, evaluator(models, device, alphas_at_once=1, graphs=False), points, **options)
+    return scan_line(*models, evaluator(models, device, alphas_at_once=1, graphs=False, **options), points)
 
 
 @pytest.fixture
@@ -184,7 +195,7 @@ def test_several_at_once_give_what_single_models_do(name, points, device, calls)
 def test_first_layers_share_their_input_and_others_have_one_for_each(calls):
     models = three(MODELS["perceptron"], CPU)
     result = scan_line(*models, evaluator(models, CPU), 3 + 4 + 4 + 2)
-    groups = 3  # one that is compared, one of 4 points and one of 2, filled up
+    groups = 4  # one that is compared, two of 4 points and one of 2, filled up
     batches = [16, 16, 16, 2]
     assert calls == [shape for _ in range(groups) for n in batches for shape in ((n, 6), (4, n, 8), (4, n, 8))]
     assert len(result.alphas) == 13
@@ -220,10 +231,21 @@ def test_other_models_are_evaluated_one_by_one(name, device):
     np.testing.assert_allclose(found.values["data"]["loss"], expected, rtol=0 if device.type == "cpu" else 1e-5)
 
 
+@pytest.mark.parametrize("metrics", [["accuracy"], None, {"constant": lambda z, y: 0 * z[:, 0]}])
+def test_models_at_once_are_compared_far_from_each_other(metrics, device):
+    """Where neighbours are so close that one's weights in the place of another's make no difference."""
+    models, points = three(Aside, device), [*np.linspace(0, 1e-5, 9).tolist(), *np.linspace(0.9, 1, 9).tolist()]
+    found = scan_line(*models, evaluator(models, device, metrics=metrics), points)
+    assert "other values than one by one" in at_once(found)["why_not"]
+    expected = singly(models, device, points, metrics=metrics)
+    for name, values in expected.values["data"].items():
+        np.testing.assert_allclose(found.values["data"][name], values, atol=0 if device.type == "cpu" else 0.021)
+
+
 def test_hooks_autocast_and_few_points_are_reasons(device):
     models = three(MODELS["perceptron"], device)
-    assert at_once(scan_line(*models, evaluator(models, device), 7))["why_not"] is None
-    assert at_once(scan_line(*models, evaluator(models, device), 5))["why_not"] == "there were too few points"
+    assert at_once(scan_line(*models, evaluator(models, device), 9))["why_not"] is None
+    assert at_once(scan_line(*models, evaluator(models, device), 7))["why_not"] == "there were too few points"
     half = scan_line(*models, evaluator(models, device, dtype=torch.bfloat16), 21)
     assert at_once(half)["why_not"] == "the model runs under autocast"
     adaptive = scan_line(*models, evaluator(models, device), "adaptive", tol=0.1)
@@ -322,10 +344,10 @@ def test_an_error_among_several_names_them_and_keeps_the_points_before(monkeypat
         return multi_linear(*args, **kwargs)
 
     monkeypatch.setattr(ops, "multi_linear", failing)
-    message = r"evaluating alpha = 0.7 and 3 more at once failed \(RuntimeError: out of memory\); .* alphas_at_once=1"
+    message = r"evaluating alpha = 0.45 and 3 more at once failed \(RuntimeError: out of memory\); .* alphas_at_once=1"
     with pytest.raises(EvaluationError, match=message) as caught:
         scan_line(*models, evaluator(models, CPU), 21)
-    assert len(caught.value.partial.alphas) == 3 + 3 * 4
+    assert len(caught.value.partial.alphas) == 3 + 2 * 4
     assert not caught.value.partial.complete
 
 
@@ -339,7 +361,7 @@ def test_every_layer_gets_its_own_ends(monkeypatch):
 
     monkeypatch.setattr(ops, "multi_linear", looking)
     _, a, b = models
-    result = scan_line(*models, evaluator(models, CPU), 7)  # without biases, which is found out
+    result = scan_line(*models, evaluator(models, CPU), 9)  # without biases, which is found out
     assert "other values" in at_once(result)["why_not"]
     layers = ["first", "middle", "again", "last"]
     for layer, (weight_a, weight_b, bias_a, bias_b) in zip(layers, seen[:4], strict=True):

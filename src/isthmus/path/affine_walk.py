@@ -38,6 +38,11 @@ class AffineWalk(Walk[Point, Result]):
     def coordinates(self, point: Point) -> Sequence[float]:
         """The coordinates of a point, in which the anchors are 0, (1, 0, ...), (0, 1, ...) and so on."""
 
+    @property
+    def landmarks(self) -> Sequence[Point]:
+        """The last anchors, or where there are none, models."""
+        return (self.anchors or tuple(self.models.values()))[-2:]
+
     def remeasured(self, point: Point) -> bool:
         """Anchors, of which outputs are kept."""
         return point in self.anchors

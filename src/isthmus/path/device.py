@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus._capture import Arrival, capture, send
+from isthmus._capture import Arrival, CaptureError, capture, send
 
 Read = Callable[[], list[Any]]  # waits for a tensor that is on its way to the host
 Replay = Callable[[], Tensor]  # does again what was captured; the tensor is overwritten the next time
@@ -34,6 +34,7 @@ class InOrder:
 
     def __init__(self, device: torch.device) -> None:
         self.device = device
+        self._pool: Any = None  # of the memory of graphs
 
     def here(self) -> AbstractContextManager[Any]:
         """Within the block, this is the current device."""
@@ -72,8 +73,8 @@ class InOrder:
     def capture(self, function: Callable[[], Tensor]) -> Replay:
         """Capture what ``function`` has the device do, which only depends on memory that stays where it is.
 
-        It is run a few times before, in which reading the device is an error: a capture that meets one is lost, with
-        some of its memory.
+        What is captured for one device shares memory: replays must follow one another on one stream. The tensor that
+        ``function`` returns has memory of its own for as long as the replay is kept.
 
         Raises:
             CaptureError: it cannot be captured.
@@ -83,11 +84,7 @@ class InOrder:
         def work() -> None:
             outputs[:] = [function()]
 
-        def warm_up() -> None:
-            with self._reads_refused():
-                function()
-
-        replay = capture(work, self.device, warm_up=warm_up)
+        replay = capture(work, self.device, pool=self._pool)
         (captured,) = outputs
 
         def replayed() -> Tensor:
@@ -95,9 +92,6 @@ class InOrder:
             return captured
 
         return replayed
-
-    def _reads_refused(self) -> AbstractContextManager[Any]:
-        return nullcontext()
 
 
 class Cuda(InOrder):
@@ -108,6 +102,8 @@ class Cuda(InOrder):
     def __init__(self, device: torch.device) -> None:
         super().__init__(device)
         self._second = torch.cuda.Stream(device)
+        self._pool = torch.cuda.graph_pool_handle()
+        self._latest: Replay | None = None
 
     def here(self) -> AbstractContextManager[Any]:
         """Within the block, this is the current device."""
@@ -137,19 +133,19 @@ class Cuda(InOrder):
         milliseconds: float = start.elapsed_time(end)
         return milliseconds / 1000
 
+    def capture(self, function: Callable[[], Tensor]) -> Replay:
+        """As ``InOrder.capture``. The latest is kept, because torch keeps a pool only while some graph has it."""
+        try:
+            self._latest = super().capture(function)
+        except CaptureError:
+            self._pool = torch.cuda.graph_pool_handle()  # what broke off may still be recording into the other one
+            raise
+        return self._latest
+
     def free_bytes(self) -> float:
         """What the device has left, and what torch holds of it without using it."""
         free, _ = torch.cuda.mem_get_info(self.device)
         return free + torch.cuda.memory_reserved(self.device) - torch.cuda.memory_allocated(self.device)
-
-    @contextmanager
-    def _reads_refused(self) -> Iterator[None]:
-        before = torch.cuda.get_sync_debug_mode()
-        torch.cuda.set_sync_debug_mode("error")
-        try:
-            yield
-        finally:
-            torch.cuda.set_sync_debug_mode(before)
 
 
 def device_of(device: torch.device) -> InOrder:

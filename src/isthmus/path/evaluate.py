@@ -24,6 +24,8 @@ Data = tuple[Tensor, Tensor] | Dataset[Any] | DataLoader[Any]
 # logits as for 4096. Users' functions see each batch.
 SCORED_BYTES = 2**20
 
+SIZE = " size of outputs"  # no name that a user gives to a metric
+
 Batches = Iterable[tuple[Tensor, Tensor]]
 
 
@@ -143,27 +145,33 @@ class Evaluator:
         """
         return self.named(self.means(model).tolist())
 
-    def means(self, model: nn.Module) -> Tensor:
+    def means(self, model: nn.Module, *, size: bool = False) -> Tensor:
         """What a call returns, in the order of ``metrics``, as a float64 tensor on the device that nobody waited for.
+
+        Args:
+            model: what is evaluated.
+            size: whether the mean norm of a sample's outputs comes last, which does not move in steps as scores do.
 
         Raises:
             InputError: as for a call.
         """
-        return self._means(model, self.dtype)
+        return self._means(model, self.dtype, size=size)
 
     def named(self, means: Iterable[float]) -> dict[str, float]:
         """What a call returns, made of what ``means`` does."""
         return dict(zip(self.metrics, means, strict=True))
 
     def bare_means(self, model: Callable[[Tensor], Any], copies: int = 1) -> Tensor:
-        """The forward passes and metrics of ``means`` alone, shape (copies, metrics), once the rest is decided.
+        """The forward passes and metrics of ``means`` alone, once the rest is decided.
+
+        Their shape is (copies, metrics + 1), the sizes last.
 
         Args:
             model: what outputs come from; its mode and its buffers are not looked after.
             copies: how many models it stands for: it returns the outputs of all for a batch, one after the other.
         """
-        with self._computing(self.dtype):
-            return self._mean(self._batches(self._outputs(model, copies), copies), copies)
+        with torch.inference_mode(), self._autocast(self.dtype):
+            return self._mean(self._batches(self._outputs(model, copies), copies), copies, size=True)
 
     def outputs(self, model: nn.Module) -> Tensor:
         """The outputs of ``model`` for all inputs, in order, shape (n, ...), on the device.
@@ -214,15 +222,13 @@ class Evaluator:
             "autocast": None if self.dtype is None else _short(self.dtype),
         }
 
-    def _means(self, model: nn.Module, dtype: torch.dtype | None) -> Tensor:
+    def _means(self, model: nn.Module, dtype: torch.dtype | None, *, size: bool = False) -> Tensor:
         self.calibrate(model)
         with self._inference(model, dtype):
-            return self._mean(self._batches(self._outputs(model)))[0]
+            return self._mean(self._batches(self._outputs(model)), size=size)[0]
 
-    @contextmanager
-    def _computing(self, dtype: torch.dtype | None) -> Iterator[None]:
-        with torch.inference_mode(), torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None):
-            yield
+    def _autocast(self, dtype: torch.dtype | None) -> torch.autocast:
+        return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
 
     @contextmanager
     def _inference(self, model: nn.Module, dtype: torch.dtype | None) -> Iterator[None]:
@@ -233,7 +239,7 @@ class Evaluator:
                 f"make it with Evaluator(..., device={str(parameter.device)!r})."
             )
         version = self.inputs._version
-        with preserved_modes(model), self._computing(dtype), preserved_buffers(model):
+        with preserved_modes(model), torch.inference_mode(), self._autocast(dtype), preserved_buffers(model):
             model.eval()
             yield
         if self.inputs._version != version:
@@ -250,14 +256,16 @@ class Evaluator:
     def _batches(self, batches: Iterable[Tensor], copies: int = 1) -> Batches:
         """Outputs and targets, batch by batch, or small ones of one model in several batches together."""
         pending: list[Tensor] = []
-        done = 0
+        samples = len(self)
+        start = done = 0
         for batch in batches:
             pending.append(batch)
-            done += len(batch) // copies
+            done += batch.shape[0] // copies
             enough = copies > 1 or sum(outputs.nbytes for outputs in pending) >= self._scored_bytes
-            if done == len(self) or enough:
+            if done == samples or enough:
                 outputs = pending[0] if len(pending) == 1 else torch.cat(pending)
-                yield outputs, self.targets[done - len(outputs) // copies : done]
+                yield outputs, self.targets[start:done]
+                start = done
                 pending.clear()
 
     def _forward(self, model: Callable[[Tensor], Any], inputs: Tensor, copies: int) -> Tensor:
@@ -274,13 +282,14 @@ class Evaluator:
             )
         return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
-    def _mean(self, batches: Batches, copies: int = 1) -> Tensor:
-        """The means over samples, shape (copies, metrics)."""
+    def _mean(self, batches: Batches, copies: int = 1, *, size: bool = False) -> Tensor:
+        """The means over samples, shape (copies, metrics), one more with the ``size`` of outputs."""
+        metrics = [*self.metrics.items(), (SIZE, _norms)] if size else list(self.metrics.items())
         sums: dict[tuple[int, str], Tensor] = {}
         counts: dict[tuple[int, str], Tensor | int] = {}
         for together, targets in batches:
-            for copy, outputs in enumerate(together.chunk(copies)):
-                for name, metric in self.metrics.items():
+            for copy, outputs in enumerate([together] if copies == 1 else together.chunk(copies)):
+                for name, metric in metrics:
                     total, count = _sum(metric(outputs, targets), len(targets), name)
                     place = copy, name
                     sums[place] = sums[place] + total if place in sums else total
@@ -359,6 +368,13 @@ def _metrics(task: str, metrics: Iterable[str] | Mapping[str, Metric] | None, lo
             'it measured: by its name, "loss", in a list, or as a function of the mapping.'
         )
     return chosen
+
+
+def _norms(outputs: Tensor, _targets: Tensor) -> Tensor:
+    """The norm of each sample's outputs."""
+    numbers = outputs if outputs.is_floating_point() or outputs.is_complex() else outputs.double()
+    norms: Tensor = torch.linalg.vector_norm(numbers.reshape(len(numbers), -1), dim=1)
+    return norms
 
 
 def _sum(values: Tensor | tuple[Tensor, Tensor], samples: int, name: str) -> tuple[Tensor, Tensor | int]:

@@ -7,10 +7,14 @@ or buffers is not captured, or found out:
 
 - Whatever makes the capture fail, reading a value on the host above all, leaves the pass as it is.
 - So does a forward pass that changes a parameter, a buffer or the data.
-- The first replay, of other weights than those of the capture, is compared with what Python computes: each mean m
-  must satisfy :math:`\lvert m_\text{replayed} - m_\text{computed} \rvert \le u \max(1, \lvert m_\text{computed}
-  \rvert)`, where u is 128 times the spacing of the dtype at 1, and :math:`2^{-8}` at most; for accuracies, which move
-  in steps, two targets at least.
+- Before it serves, it is replayed at points far from each other, of which one at least is far from where it was
+  captured, and compared with what Python computes there: each mean m must satisfy
+  :math:`\lvert m_\text{replayed} - m_\text{computed} \rvert \le u \max(1, \lvert m_\text{computed} \rvert)`, where
+  u is 128 times the spacing of the dtype at 1, and :math:`2^{-8}` at most; for accuracies, which move in steps, two
+  targets at least. The mean norm of a sample's outputs is compared too, since all that is measured may move in steps,
+  or be the same at both points.
+
+Capturing takes as long as some passes do, so it is left where few points would have use of it.
 """
 
 from __future__ import annotations
@@ -33,15 +37,16 @@ from .tasks import accuracy, token_accuracy
 ROUNDINGS = 128
 MOST = 2.0**-8  # for dtypes of 16 bits
 STEPS = (accuracy, token_accuracy)
+FEWEST = 30  # points that a graph must serve: capturing and comparing it take about eight passes
 
 
 class Pass:
     """A computation that is done once for each point, from a graph where it can be captured.
 
-    The first time it is computed and captured, the second time computed and replayed, and from then on replayed.
+    The first time it is computed and captured; once it was compared elsewhere, it is replayed.
 
     Attributes:
-        compute: computes float64 means for the numbers of a point.
+        compute: computes float64 means for the numbers of a point, and the mean size of outputs.
         why_not: why it is not replayed, if it is not.
     """
 
@@ -54,21 +59,25 @@ class Pass:
         models: Sequence[nn.Module],
         read: Sequence[Tensor],
         bounds: Sequence[float],
+        times: float,
         why_not: str | None,
     ) -> None:
         """Describe the computation.
 
         Args:
             device: where it is done.
-            compute: computes float64 means for the numbers of a point.
+            compute: see above.
             capturable: computes the same, which may differ by rounding, for a tensor of these numbers.
             models: the models that run.
             read: further tensors that must not change.
             bounds: by how much each mean may differ, see above.
+            times: how often it is to be done, as far as is known.
             why_not: a reason not to capture it that is known beforehand.
         """
         self.compute = compute
         self.why_not = why_not
+        if why_not is None and times < FEWEST:
+            self.why_not = f"it would serve {times:.0f} points, and capturing pays from {FEWEST} on"
         self._device = device
         self._capturable = capturable
         self._numbers = torch.empty(0, dtype=torch.float64)
@@ -78,28 +87,37 @@ class Pass:
         self._compared = False
 
     def __call__(self, numbers: Sequence[float]) -> Tensor:
-        """The means at a point; nothing waits for them, unless a replay is compared."""
-        if self.why_not is not None:
-            return self.compute(numbers)
-        if self._replay is None:
-            computed = self.compute(numbers)
-            self._capture(numbers)
-            return computed
-        if numbers:
-            self._numbers.copy_(self._device.upload(numbers))
-        replayed = self._replay()
-        if self._compared:
-            return replayed
-        self._compared = True
+        """The means at a point; nothing waits for them."""
+        if self._replay is not None and self._compared:
+            return self._replayed(self._replay, numbers)
         computed = self.compute(numbers)
-        if not agree(replayed.flatten().tolist(), computed.flatten().tolist(), self._bounds):
-            self._drop("replayed, its graph gave other values than the model, by more than rounding")
+        if self._replay is None and self.why_not is None:
+            self._capture(numbers)
         return computed
 
     @property
     def replayed(self) -> bool:
         """Whether a graph is in use that was found to be right."""
         return self._replay is not None and self._compared
+
+    @property
+    def doubtful(self) -> bool:
+        """Whether there is a graph that was not compared yet."""
+        return self._replay is not None and not self._compared
+
+    def compare(self, numbers: Sequence[float], expected: Sequence[float]) -> None:
+        """Replay the graph, if there is one, where the model gives ``expected``; drop it if it gives something else."""
+        if self._replay is None:
+            return
+        self._compared = True
+        found = self._replayed(self._replay, numbers).flatten().tolist()
+        if not agree(found, expected, self._bounds):
+            self._drop("replayed, its graph gave other values than the model, by more than rounding")
+
+    def _replayed(self, replay: Replay, numbers: Sequence[float]) -> Tensor:
+        if numbers:
+            self._numbers.copy_(self._device.upload(numbers))
+        return replay()
 
     def _capture(self, numbers: Sequence[float]) -> None:
         self._numbers = self._device.upload(numbers)
@@ -127,12 +145,12 @@ class Pass:
 
 
 def bounds(evaluator: Evaluator, model: nn.Module) -> list[float]:
-    """By how much the means of one evaluation may differ that are computed in two ways, see above."""
+    """By how much the means of one evaluation, and the size of outputs, may differ in two ways of computing them."""
     dtypes = {parameter.dtype for parameter in model.parameters() if parameter.is_floating_point()}
     spacings = [torch.finfo(dtype).eps for dtype in (dtypes if evaluator.dtype is None else {evaluator.dtype})]
     rounding = min(ROUNDINGS * max(spacings, default=torch.finfo(torch.float32).eps), MOST)
     step = 2 / max(1, evaluator.targets.numel())
-    return [max(rounding, step) if metric in STEPS else rounding for metric in evaluator.metrics.values()]
+    return [*(max(rounding, step) if metric in STEPS else rounding for metric in evaluator.metrics.values()), rounding]
 
 
 def agree(found: Sequence[float], expected: Sequence[float], bounds: Sequence[float]) -> bool:

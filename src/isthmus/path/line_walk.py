@@ -83,6 +83,11 @@ class LineWalk(AffineWalk[float, PathResult]):
         """The interpolation factor."""
         return (point,)
 
+    @property
+    def landmarks(self) -> tuple[float, float]:
+        """The midpoint and an end: two ends of the same kind may give nearly the same values."""
+        return MIDPOINT, B
+
     def remeasured(self, point: float) -> bool:
         """Ends and midpoint, where outputs are compared."""
         return point in (A, B, MIDPOINT)

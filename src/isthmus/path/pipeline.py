@@ -4,7 +4,8 @@ On a GPU, Python gives the device work for some points before it reads the value
 buffers, each with a model of its own: while one point is evaluated in one of them, a second stream writes the weights
 of the next into the other. What a pass over the data asks of the device is captured in a graph for each buffer
 (``isthmus.path.graphs``), and some models are evaluated several at once (``isthmus.path.several``). The values of a
-point are read together, when those after it are under way.
+point are read together, when those after it are under way. The copy of the model, graphs and several at once are used
+when each was compared with the model itself at the walk's landmarks.
 
 Points at which more is done than to run evaluators, and all points on a CPU, are evaluated in full one after the other.
 On a device that does everything when it is asked for, both ways give the same values to the bit.
@@ -12,6 +13,7 @@ On a device that does everything when it is asked for, both ways give the same v
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Generator, Hashable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -40,7 +42,8 @@ Point = TypeVar("Point", bound=Hashable)
 AHEAD = 2  # so many points are under way before the values of the oldest are read: one for each weight buffer
 NO_GRAPHS = "graphs=False was asked for"
 DEPENDENT = "each point depends on the values of those before"
-ROOM = 2  # a second buffer is made where the device has room for so many more models: itself, and graphs
+FEW = "there were too few points"
+ROOM = 2  # a second buffer is made where the device has room for so many more models: itself, and some to spare
 
 
 @dataclass(eq=False)
@@ -57,13 +60,14 @@ class Flight(Generic[Point]):
 class Pipeline(Generic[Point]):
     """The points of one walk on their way through the device."""
 
-    def __init__(self, walk: Walk[Point, Any], *, dependent: bool) -> None:
+    def __init__(self, walk: Walk[Point, Any], total: int | None) -> None:
         """Prepare.
 
         Args:
             walk: what writes and measures.
-            dependent: whether points depend on the values of those before.
+            total: the number of points; None where points depend on the values of those before.
         """
+        dependent = total is None
         self._walk = walk
         self._evaluators = {split: each for split, each in walk.splits.items() if isinstance(each, Evaluator)}
         self._device = device_of(walk.work.device)
@@ -72,13 +76,13 @@ class Pipeline(Generic[Point]):
         self._launched = 0
         self._flights: deque[Flight[Point]] = deque()
         self._gathered: list[Point] = []  # to be evaluated together
-        self._examples: list[tuple[Point, Finished]] = []  # evaluated one by one, to be compared with that
+        self._landmarks: dict[Point, list[float]] = {}  # what the model gives there, by which other ways are proven
         self._several: SeveralModels | None = None
-        self._together: Pass | None = None  # by which several are evaluated, once they were compared with single ones
+        self._together: Pass | None = None  # by which several are evaluated, once that was compared with single ones
         self._in_full = _why_in_full(self._device)
         self._one_buffer: str | None = DEPENDENT if dependent else self._in_full
         self._one_by_one: str | None = DEPENDENT if dependent else None
-        self._dependent = dependent
+        self._total = total
 
     @contextmanager
     def opened(self, binding: Binding) -> Iterator[None]:
@@ -86,8 +90,10 @@ class Pipeline(Generic[Point]):
         walk, device = self._walk, self._device
         with device.here():
             self._slots = [Slot(walk.model, walk.work, binding, device.mark())]
-            if not self._dependent:
+            if self._total is not None:
                 several = walk.several(device)
+                if not isinstance(several, str) and self._total < 2 * several.number:
+                    several = FEW
                 self._several, self._one_by_one = (None, several) if isinstance(several, str) else (several, None)
             try:
                 yield
@@ -111,23 +117,28 @@ class Pipeline(Generic[Point]):
 
         Where evaluating a point fails, those before come first.
         """
+        if not self._device.background and self._several is None:
+            for point in points:
+                found = known(point)
+                yield point, self._walk.evaluate(point, self._slots[0].binding) if found is None else found
+            return
         try:
             for point in points:
                 found = known(point)
                 late = found is None and self._walk.late(point)
-                if late and self._several is not None and self._together is not None:
+                if late and self._several is not None and self._together is None:
+                    self._prove_several(self._several)
+                if late and self._several is not None:
                     self._gathered.append(point)
                     if len(self._gathered) == self._several.number:
                         self._launch_gathered()
-                elif late and self._several is None and self._device.background:
+                elif late and self._device.background:
                     self._launch(point)
                 else:
                     self._launch_gathered()
                     yield from self._landed(0)
                     finished = self._evaluate(point) if found is None else found
                     yield point, finished
-                    if late and self._several is not None:
-                        self._prove(self._several, point, finished)
                 yield from self._landed(self._ahead)
             self._launch_gathered()
             yield from self._landed(0)
@@ -147,16 +158,18 @@ class Pipeline(Generic[Point]):
 
     def _launch(self, point: Point) -> None:
         """Give the device a point to evaluate, in the buffer whose turn it is."""
-        if self._launched == 1:
+        if self._launched == 0:  # before graphs, which are lost where there is no room for them
             self._make_second_slot()
         slot = self._slots[self._launched % len(self._slots)]
+        if not slot.proven and not self._proves(slot):
+            slot = self._slots[0]
         self._launched += 1
-        start, statistics, means = self._means(point, slot) if slot.proven else self._means_of_copy(point, slot)
-        slot.free = self._device.mark()
+        self._prove_graphs(slot)
+        start, statistics, means = self._means(point, slot)
         self._flights.append(Flight([point], self._device.fetch(means[None]), start, slot.free, statistics))
 
     def _means(self, point: Point, slot: Slot, *, replay: bool = True) -> tuple[Mark, Mark | None, Tensor]:
-        """The means of all splits, when they were begun, and when the BatchNorm statistics were there."""
+        """When the means of all splits were begun, when the BatchNorm statistics were there, and the means."""
         walk, device = self._walk, self._device
         self._write(point, slot)
         start = device.mark()
@@ -170,13 +183,17 @@ class Pipeline(Generic[Point]):
                 walk.estimate(slot.model)
                 written = slot.writes
             slot.model.eval()
-            with walk.blaming(split, point):
+            try:
                 shared = walk.first_layers(split)
                 each = self._pass(slot, split, shared)
                 numbers = () if shared is None else walk.coordinates(point)
                 means.append(each(numbers) if replay else each.compute(numbers))
                 slot.binding.check()
-        return start, statistics, torch.cat(means)
+            except Exception as error:
+                raise walk.failed(split, point, error) from error
+        together = torch.cat(means)
+        slot.free = device.mark()
+        return start, statistics, together
 
     def _write(self, point: Point, slot: Slot) -> None:
         """Write the weights of a point in the background, when those of the point before are no longer used."""
@@ -200,7 +217,7 @@ class Pipeline(Generic[Point]):
 
         def compute(coordinates: Sequence[float]) -> Tensor:
             with nullcontext() if shared is None else shared.combine(coordinates):
-                return evaluator.means(model)
+                return evaluator.means(model, size=True)
 
         def capturable(coordinates: Tensor) -> Tensor:
             with nullcontext() if shared is None else shared.combine(coordinates):
@@ -213,12 +230,19 @@ class Pipeline(Generic[Point]):
             models=[model],
             read=[evaluator.inputs, evaluator.targets],
             bounds=bounds(evaluator, model),
+            times=self._times(shared),
             why_not=why_not_replayed(model) if evaluator.graphs else NO_GRAPHS,
         )
 
+    def _times(self, shared: SharedLayers | None) -> float:
+        """At how many points a pass is done in one buffer, as far as is known."""
+        if self._total is None:
+            return math.inf
+        return (self._total if shared is None else self._walk.same_layers(self._total)) // len(self._slots)
+
     def _make_second_slot(self) -> None:
         """A second weight buffer, unless there is a reason not to have one."""
-        if self._dependent:
+        if self._total is None:
             return
         needed = ROOM * sum(buffer.nbytes for buffer in self._walk.work.buffers.values())
         free = self._device.free_bytes()
@@ -231,37 +255,54 @@ class Pipeline(Generic[Point]):
             except Exception as error:
                 self._one_buffer = f"the model cannot be copied: {told(error)}"
 
-    def _means_of_copy(self, point: Point, slot: Slot) -> tuple[Mark, Mark | None, Tensor]:
-        """The means at the first point that a copy of the model evaluates; compared with the model's own.
+    def _proves(self, slot: Slot) -> bool:
+        """Whether the copy of the model in a buffer gives at the landmarks what the model does; if not, it goes.
 
-        Until then the model has the weights of another point: a copy that still computes with some of them is found.
+        Meanwhile the model has the weights of another point: a copy that still computes with some of them is found.
         """
-        first = self._slots[0]
-        found: list[float] | None
-        try:
-            found = self._means(point, slot, replay=False)[-1].tolist()
-        except Exception as error:
-            found, self._one_buffer = None, f"the copy of the model fails: {told(error)}"
-        start, statistics, means = self._means(point, first, replay=False)
-        first.free = self._device.mark()
         allowed = [bound for each in self._evaluators.values() for bound in bounds(each, slot.model)]
-        if found is not None and agree(found, means.tolist(), allowed):
-            slot.proven = True
-            return start, statistics, means
-        self._one_buffer = self._one_buffer or "a copy of the model gives other values, by more than rounding"
-        self._slots.remove(slot)
-        slot.binding.undo()
-        return start, statistics, means
+        for landmark in self._walk.landmarks:
+            try:
+                found = self._means(landmark, slot, replay=False)[-1].tolist()
+            except Exception as error:
+                self._one_buffer = f"the copy of the model fails: {told(error)}"
+                break
+            if not agree(found, self._expected(landmark), allowed):
+                self._one_buffer = "a copy of the model gives other values, by more than rounding"
+                break
+        slot.proven = self._one_buffer is None
+        if not slot.proven:
+            self._slots.remove(slot)
+            slot.binding.undo()
+        return slot.proven
 
-    def _prove(self, several: SeveralModels, point: Point, finished: Finished) -> None:
-        """Keep an example; when there are enough, see whether several models at once give the same."""
-        self._examples.append((point, finished))
-        if len(self._examples) < several.number:
-            return
-        places = self._places([example for example, _ in self._examples])
-        rows = [[value for table in each.values.values() for value in table.values()] for _, each in self._examples]
-        self._one_by_one = several.why_not(places, rows)
-        if self._one_by_one is not None:
+    def _prove_graphs(self, slot: Slot) -> None:
+        """See whether what was captured in a buffer gives at the landmarks what the model does."""
+        walk = self._walk
+        layers = {split: walk.first_layers(split) for split in self._evaluators}
+        passes = {split: self._pass(slot, split, shared) for split, shared in layers.items()}
+        doubtful = {split: each for split, each in passes.items() if each.doubtful}
+        for landmark in walk.landmarks if doubtful else ():
+            expected = self._by_split(self._expected(landmark))
+            self._write(landmark, slot)
+            walk.estimate(slot.model)
+            slot.model.eval()
+            for split, each in doubtful.items():
+                each.compare(() if layers[split] is None else walk.coordinates(landmark), expected[split])
+            slot.free = self._device.mark()
+
+    def _expected(self, landmark: Point) -> list[float]:
+        """What the model itself gives at a landmark."""
+        if landmark not in self._landmarks:
+            self._landmarks[landmark] = self._means(landmark, self._slots[0], replay=False)[-1].tolist()
+        return self._landmarks[landmark]
+
+    def _prove_several(self, several: SeveralModels) -> None:
+        """See whether several models at once give at the landmarks what single ones do."""
+        landmarks = self._walk.landmarks
+        rows = several.filled([self._expected(landmark) for landmark in landmarks])
+        self._one_by_one = several.why_not(several.filled(self._places(landmarks)), rows)
+        if self._one_by_one is not None or self._total is None:
             self._several = None
             return
         evaluators = several.evaluators.values()
@@ -272,8 +313,16 @@ class Pipeline(Generic[Point]):
             models=[several.model],
             read=[part for each in evaluators for part in (each.inputs, each.targets)],
             bounds=several.bounds,
+            times=self._total // several.number,
             why_not=None if all(each.graphs for each in evaluators) else NO_GRAPHS,
         )
+
+    def _prove_graph_of(self, several: SeveralModels, together: Pass) -> None:
+        """See whether what was captured of several models at once gives at the landmarks what single ones do."""
+        if together.doubtful:
+            landmarks = self._walk.landmarks
+            rows = several.filled([self._expected(landmark) for landmark in landmarks])
+            together.compare(several.filled(self._places(landmarks)), [value for row in rows for value in row])
 
     def _launch_gathered(self) -> None:
         """Give the device the points that are to be evaluated together."""
@@ -282,6 +331,7 @@ class Pipeline(Generic[Point]):
         points, self._gathered = self._gathered, []
         start = self._device.mark()
         try:
+            self._prove_graph_of(self._several, self._together)
             means = self._together(self._several.filled(self._places(points)))
         except Exception as error:
             names = f"{self._walk.name(points[0])} and {len(points) - 1} more"
@@ -312,28 +362,29 @@ class Pipeline(Generic[Point]):
                 ) from error
             self._flights.popleft()
             for point, row in zip(flight.points, rows, strict=False):  # a last group has been filled up
-                yield point, Finished(self._by_split(row), seconds, bn_seconds)
+                values = {split: self._evaluators[split].named(own[:-1]) for split, own in self._by_split(row).items()}
+                yield point, Finished(values, seconds, bn_seconds)
 
     def _told_of_split(self, split: str) -> dict[str, Any]:
         passes = [slot.passes[split][1] for slot in self._slots if split in slot.passes]
-        at_once = {"number": 1, "why_not": self._one_by_one or "there were too few points"}
+        at_once = {"number": 1, "why_not": self._one_by_one or FEW}
         if self._several is not None and self._together is not None:
             passes = [self._together]
             at_once = {"number": self._several.number, "why_not": None}
         reasons = [each.why_not for each in passes if not each.replayed]
         graph = {
             "captured": any(each.replayed for each in passes),
-            "why_not": (reasons[0] or "there were too few points") if reasons else None if passes else self._in_full,
+            "why_not": (reasons[0] or FEW) if reasons else None if passes else self._in_full,
         }
         return {"graph": graph, "alphas_at_once": at_once}
 
-    def _by_split(self, row: Sequence[float]) -> dict[str, dict[str, float]]:
-        """Split -> metric -> value."""
-        values, rest = {}, list(row)
+    def _by_split(self, row: Sequence[float]) -> dict[str, Sequence[float]]:
+        """Split -> means of its metrics, and the mean size of outputs."""
+        parts, start = {}, 0
         for split, evaluator in self._evaluators.items():
-            count = len(evaluator.metrics)
-            values[split], rest = evaluator.named(rest[:count]), rest[count:]
-        return values
+            end = start + len(evaluator.metrics) + 1
+            parts[split], start = row[start:end], end
+        return parts
 
 
 def _why_in_full(device: InOrder) -> str:

@@ -6,15 +6,15 @@ of n examples comes to makes K n rows of them, model after model. From there on 
 what acts on each row by itself (activations, flattening) needs to know nothing of that. Outputs are split by models for
 the metrics.
 
-A forward pass may as well mix rows or read the batch's size. So the first K points are evaluated one by one, and then
-together: each mean must be the same up to rounding, as for graphs (``isthmus.path.graphs``), or all are evaluated one
-by one.
+A forward pass may as well mix rows, read the batch's size or compute with weights by other ways than its layers. So
+models far from each other are evaluated first one by one, and then K of them together: each mean, and the size of the
+outputs, must be the same up to rounding, as for graphs (``isthmus.path.graphs``), or all are evaluated one by one.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,8 @@ from .evaluate import Evaluator
 from .graphs import agree, bounds, has_hooks, told
 from .shared import replaced
 
+T = TypeVar("T")
+
 AT_ONCE = 16  # with 64 MiB for the largest output of a submodule, 1 GiB
 Ends = tuple[Tensor, Tensor, Tensor | None, Tensor | None]  # weights and biases at A and B
 
@@ -39,7 +41,7 @@ class SeveralModels:
         model: whose layers are replaced meanwhile.
         evaluators: split -> evaluator.
         number: of models that are evaluated at once.
-        bounds: by how much each mean may differ from that of a single model.
+        bounds: by how much each of the ``means`` may differ from that of a single model.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class SeveralModels:
         self._widened = False  # whether the current batch came to a linear layer
 
     def why_not(self, alphas: Sequence[float], expected: Sequence[Sequence[float]]) -> str | None:
-        """Why ``means`` are not to be used, if they are not those of single models at ``number`` places."""
+        """Why ``means`` are not to be used, if at ``number`` places they are not those of single models."""
         try:
             found = self.compute(alphas).flatten().tolist()
         except Exception as error:
@@ -91,12 +93,12 @@ class SeveralModels:
         """What ``means`` returns, for at least one and at most ``number`` places; rows beyond are those of the last."""
         return self.means(self._device.upload(self.filled(alphas)))
 
-    def filled(self, alphas: Sequence[float]) -> list[float]:
-        """``number`` places, the last one again and again where there are fewer."""
-        return [*alphas, *[alphas[-1]] * (self.number - len(alphas))]
+    def filled(self, places: Sequence[T]) -> list[T]:
+        """``number`` places, or what belongs to them, the last again and again where there are fewer."""
+        return [*places, *[places[-1]] * (self.number - len(places))]
 
     def means(self, alphas: Tensor) -> Tensor:
-        """The means of all models, shape (number, metrics of all splits); places are read on the device."""
+        """The means and sizes of all models, a row for each, split by split; places are read on the device."""
         self.model.eval()
 
         def forward(layer: nn.Module, inputs: Tensor) -> Tensor:

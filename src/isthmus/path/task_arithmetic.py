@@ -117,6 +117,10 @@ class TaskArithmeticWalk(AffineWalk[Point, TaskArithmeticResult]):
         zeros = int((self._factors == 0).sum())
         return len(self._fine_tuned) + zeros + len(self._settings) * (len(self._factors) - zeros)
 
+    def same_layers(self, _total: int) -> int:
+        """Those of one setting."""
+        return len(self._factors)
+
     def coordinates(self, point: Point) -> tuple[float, ...]:
         """Where a merge lies between those of the outermost factors of its setting."""
         low, high, factor = (place[-1] for place in (*self.anchors, point))

@@ -6,8 +6,8 @@ import os
 import platform
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, contextmanager, nullcontext
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
+from contextlib import closing, nullcontext
 from functools import partial
 from operator import length_hint
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -123,6 +123,15 @@ class Walk(ABC, Generic[Point, Result]):
         """Where a point lies between those whose first layers are combined."""
         return ()
 
+    @property
+    def landmarks(self) -> Sequence[Point]:
+        """Two points far from each other, where ways to compute the same are compared before one of them is used."""
+        return tuple(self.values)[:2]
+
+    def same_layers(self, total: int) -> int:
+        """At how many of all points the same ``first_layers`` are combined."""
+        return total
+
     def several(self, _device: InOrder) -> SeveralModels | str:
         """What evaluates several points at once, or why nothing does."""
         return "only the models on a straight line are evaluated several at once"
@@ -156,7 +165,7 @@ class Walk(ABC, Generic[Point, Result]):
         ``partial`` is the result of the points before. Points that the checkpoint has are taken from there.
         """
         opened = nullcontext() if self._checkpoint is None else Checkpoint(self._checkpoint, self.settings())
-        pipeline = Pipeline(self, dependent=dependent)
+        pipeline = Pipeline(self, None if dependent else total)
         try:
             with (
                 opened as checkpoint,
@@ -208,22 +217,20 @@ class Walk(ABC, Generic[Point, Result]):
                 self._prepare(point)
                 prepared = self._writes()
             self.model.eval()
-            with self.blaming(split, point):
+            try:
                 values[split] = self.measure(split, evaluate, point)
                 self._check(split, values[split])
                 binding.check()
+            except Exception as error:
+                raise self.failed(split, point, error) from error
         return Finished(values, time.perf_counter() - start, bn_seconds)
 
-    @contextmanager
-    def blaming(self, split: str, point: Point) -> Iterator[None]:
-        """Tell of an error within the block at which point it came, and on which split."""
-        try:
-            yield
-        except Exception as error:
-            raise EvaluationError(
-                f"the evaluator of split {split!r} failed at {self.name(point)} ({type(error).__name__}: {error}); "
-                "the attribute partial of this error has the points before."
-            ) from error
+    def failed(self, split: str, point: Point, error: Exception) -> EvaluationError:
+        """What tells of an error at which point it came, and on which split."""
+        return EvaluationError(
+            f"the evaluator of split {split!r} failed at {self.name(point)} ({type(error).__name__}: {error}); "
+            "the attribute partial of this error has the points before."
+        )
 
     def _prepare(self, point: Point) -> float | None:
         """Write the weights and statistics of a point; returns the time that the statistics took, if any."""
