@@ -260,11 +260,12 @@ def test_few_points_are_not_worth_a_capture(device, in_order, monkeypatch):
         options = {"base": models[2], "method": "ties", "density": [0.3, 0.8], "select_on": "test"}
         return scan_task_arithmetic(models[2], models[:2], tasks, scaling_factors=np.linspace(0, 1, factors), **options)
 
-    few = {"captured": False, "why_not": "it would serve 19 points, and capturing pays from 20 on"}
+    few = {"captured": False, "why_not": "a graph would be replayed 19 times at most, and pays from 20 times on"}
     assert graph(scan_line(*models, evaluator(device), 39)) == few
     assert graph(scan_line(*models, evaluator(device), 41))["captured"]
     found = arithmetic(21)
-    assert graph(found, "one/test")["why_not"] == "it would serve 10 points, and capturing pays from 20 on"
+    why_not = "a graph would be replayed 10 times at most, and pays from 20 times on"
+    assert graph(found, "one/test")["why_not"] == why_not
     assert graph(found, "two/test")["captured"]  # both settings have use of it
 
 

@@ -2,8 +2,8 @@ r"""Capture in a graph what a device does to evaluate a model, and do it again f
 
 A graph does at once what Python would ask for kernel by kernel. It keeps the addresses it was captured with, so it
 serves one set of weights in memory; what changes from point to point besides these is read from a tensor on the device.
-It runs no Python: a model that decides by values, draws random numbers, counts its calls or writes into its weights
-or buffers is not captured, or found out:
+It runs no Python: what a forward pass does besides computing (it counts its calls, say) is left out. A model that
+decides by values, draws random numbers or writes into its weights or buffers is not captured, or found out:
 
 - Whatever makes the capture fail, reading a value on the host above all, leaves the pass as it is.
 - So does a forward pass that changes a parameter, a buffer or the data.
@@ -14,7 +14,7 @@ or buffers is not captured, or found out:
   targets at least. The mean norm of a sample's outputs is compared too, since all that is measured may move in steps,
   or be the same at both points.
 
-Capturing takes as long as some passes do, so it is left where few points would have use of it.
+Capturing takes as long as some passes do, so it is left where a graph would be replayed few times.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from .tasks import accuracy, token_accuracy
 ROUNDINGS = 128
 MOST = 2.0**-8  # for dtypes of 16 bits
 STEPS = (accuracy, token_accuracy)
-FEWEST = 30  # points that a graph must serve: capturing and comparing it take about eight passes
+FEWEST = 30  # times that a graph must be of use: capturing and comparing it take about eight passes
 
 
 class Pass:
@@ -77,7 +77,7 @@ class Pass:
         self.compute = compute
         self.why_not = why_not
         if why_not is None and times < FEWEST:
-            self.why_not = f"it would serve {times:.0f} points, and capturing pays from {FEWEST} on"
+            self.why_not = f"a graph would be replayed {times:.0f} times at most, and pays from {FEWEST} times on"
         self._device = device
         self._capturable = capturable
         self._numbers = torch.empty(0, dtype=torch.float64)
