@@ -151,6 +151,14 @@ ONES = torch.ones(3)
         (lambda: ops.lerp(ONES, ONES.to(torch.complex64), 0.5), "mix no real and complex"),
         (lambda: ops.lerp(ONES, ONES.to_sparse(), 0.5), "sparse"),
         (lambda: ops.lerp(ONES, torch.ones(3, device="meta"), 0.5), "b is on meta, expected cpu"),
+        (
+            lambda: ops.lerp([ONES, ONES.to("meta")], [ONES, ONES.to("meta")], 0.5),
+            r"a\[1\] is on meta and a\[0\] on cpu, expected all tensors of a call on one device",
+        ),
+        (
+            lambda: ops.lerp([ONES.to("meta"), ONES], [ONES.to("meta"), ONES], 0.5),
+            r"a\[1\] is on cpu and a\[0\] on meta",
+        ),
         (lambda: ops.lerp(ONES, 3.0, 0.5), "b is a float"),
         (lambda: ops.lerp({"w": ONES}, ONES, 0.5), "a is a dict"),
         (lambda: ops.lerp([ONES], [None], 0.5), "b is a NoneType"),

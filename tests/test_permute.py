@@ -296,6 +296,10 @@ THREE, FOUR = torch.arange(3), torch.arange(4)
         (lambda: ops.permute([X, X], [None, [THREE.int(), None]]), r"tensors\[1\] along axis 0 has dtype torch.int32"),
         (lambda: ops.permute(X, [[0, 1, 2], None]), "along axis 0 is a list, expected an int64 tensor"),
         (lambda: ops.permute(X, [THREE.to("meta"), None]), "along axis 0 is on meta, expected cpu"),
+        (
+            lambda: ops.permute([X, X.to("meta")], [[THREE, None], [None, None]]),
+            r"tensors\[1\] is on meta and tensors\[0\] on cpu",
+        ),
         (lambda: ops.permute(X, None, out=torch.ones(4, 3)), r"out has shape \(4, 3\)"),
         (lambda: ops.permute(X, None, out=X.double()), "out has dtype torch.float64, expected torch.float32"),
         (lambda: ops.permute(X, None, backend="gpu"), "'gpu' is not a backend"),

@@ -2,6 +2,7 @@
 
 import importlib
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -420,6 +421,49 @@ def test_parts_are_the_whole(name, monkeypatch):
     assert calls[-1] == (10, 10)
     assert [done for done, _ in calls] == sorted({done for done, _ in calls})
     assert (len(calls) == 1) == (name in ("ties", "magnitude_prune", "dare_ties", "della"))  # counts of whole models
+
+
+def alternate(tensors):
+    """As if every second tensor were on another device."""
+    return [places for places in (range(0, len(tensors), 2), range(1, len(tensors), 2)) if places]
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_a_merge_takes_the_devices_one_by_one(name, monkeypatch):
+    models, base, options = arguments(name, [net(1), net(2)], net(3))
+    whole, report = isthmus.merge(models, base=base, method=name, return_report=True, **options)
+    monkeypatch.setattr("isthmus.ops.by_device", alternate)
+    calls = []
+    parts, by_part = isthmus.merge(
+        models, base=base, method=name, return_report=True, progress=lambda *done: calls.append(done), **options
+    )
+    assert isthmus.diff(whole, parts).equal
+    assert by_part.to_dict() == report.to_dict()
+    assert len(calls) == (1 if name in ("ties", "magnitude_prune", "dare_ties", "della") else 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "other"), [("ties", "; move them to one, or choose scope='tensor'"), ("dare_ties", "; move them to one")]
+)
+def test_what_is_taken_over_all_tensors_is_on_one_device(name, other):
+    base = net(3)
+    task = MODULE._prepare([net(1), net(2)], base, name, None, None, None, None, None, "auto", OPTIONS.get(name, {}))
+    key = task.entries.merged[0]
+    lead = task.lead._replace(tensors={**task.lead.tensors, key: task.lead.tensors[key].to("meta")})
+    with pytest.raises(InputError, match=f"those of the base are on cpu and meta, expected one device{other}"):
+        replace(task, lead=lead).run({}, None, False)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="there is no GPU here")
+@pytest.mark.parametrize("method", ["linear", "multislerp"])
+def test_a_model_on_the_host_and_a_gpu(method):
+    models = [net(1), net(2)]
+    expected = isthmus.merge(models, method=method)
+    for model in models:
+        model["head"].cuda()
+    found = isthmus.merge(models, method=method)
+    assert {str(value.device) for value in found.values()} == {"cpu", "cuda:0"}
+    assert isthmus.diff(expected, {key: value.cpu() for key, value in found.items()}).equal
 
 
 @pytest.mark.parametrize(

@@ -71,9 +71,11 @@ def apply_permutation(
         result = FlatState.zeros(model.layout, device=model.device)
         ops.permute(sources, places, out=[result[key] for key in firsts], backend=backend)
         return result
+    tensors: dict[str, torch.Tensor] = {}
     with torch.no_grad():
-        moved = ops.permute(sources, places, backend=backend)
-    tensors = dict(zip(firsts, moved, strict=True))
+        for here in ops.by_device(sources):
+            moved = ops.permute([sources[place] for place in here], [places[place] for place in here], backend=backend)
+            tensors.update(zip([firsts[place] for place in here], moved, strict=True))
     if isinstance(model, nn.Module):
         twin = copy.deepcopy(model)
         with torch.no_grad():

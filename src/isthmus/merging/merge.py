@@ -108,7 +108,8 @@ def merge(
 
     Raises:
         InputError: a method, preset or option is unknown; keys, shapes, dtypes or integer entries do not agree, with a
-            list of all that do not; or the method cannot merge these values. Whatever can be is found before any work.
+            list of all that do not; the method takes numbers over all tensors and they are on several devices; or the
+            method cannot merge these values. Whatever can be is found before any work.
         FileError: a file is missing or not a safetensors file.
         BackendError: the backend is not available here.
     """
@@ -225,6 +226,7 @@ class _Task:
     def run(self, state: State, progress: Progress | None, reporting: bool) -> MergeReport | None:
         """Merge into the tensors of ``state``."""
         keys = self.entries.merged
+        self._check_devices()
         origin = self._origin
         rows = Rows(
             keys,
@@ -291,18 +293,34 @@ class _Task:
         return [model.tensors[key].to(self.lead.tensors[key].device) for key in self.entries.merged]
 
     def _parts(self, rows: Rows, divide: bool) -> Iterator[tuple[Rows, int]]:
-        """The rows in parts of at least PART elements, with the number of rows that are done after each."""
+        """The rows in parts with the number of rows that are done after each, as far as the method allows.
+
+        A part is of one device, and if they are to ``divide`` further, of at least PART elements or the device's last.
+        """
         if not rows.keys:
             return
-        if not divide or not is_divisible(self.method):
+        if not is_divisible(self.method):
             yield rows, len(rows.keys)
             return
-        start, size = 0, 0
-        for stop, tensor in enumerate(rows.out, start=1):
-            size += tensor.numel()
-            if size >= PART or stop == len(rows.out):
-                yield rows.part(start, stop), stop
-                start, size = stop, 0
+        done = 0
+        for places in ops.by_device(rows.out):
+            start, size = 0, 0
+            for stop, place in enumerate(places, start=1):
+                size += rows.out[place].numel()
+                if (divide and size >= PART) or stop == len(places):
+                    done += stop - start
+                    yield rows.part(places[start:stop]), done
+                    start, size = stop, 0
+
+    def _check_devices(self) -> None:
+        """Check that one call of the ops can take what the method looks at as a whole."""
+        devices = sorted({str(self.lead.tensors[key].device) for key in self.entries.merged})
+        if len(devices) > 1 and not is_divisible(self.method) and not isinstance(self.method, methods.Fisher):
+            other = ", or choose scope='tensor'" if hasattr(self.method, "scope") else ""
+            raise InputError(
+                f"{self.method.name} takes numbers over all tensors together, and those of {self.lead.name} are on "
+                f"{' and '.join(devices)}, expected one device; move them to one{other}."
+            )
 
 
 def _prepare(

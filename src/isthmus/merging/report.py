@@ -161,7 +161,12 @@ def input_norms(rows: Rows, base: Sequence[Tensor] | None) -> dict[str, Norms]:
 
 def _norms(tensors: Sequence[Tensor], base: Sequence[Tensor] | None = None) -> list[float]:
     """‖x‖ of each tensor, or ‖x − θ₀‖ where there is a base."""
-    norms: list[float] = ops.gram([tensors], base=base)[:, 0, 0].sqrt().tolist()
+    norms = [math.nan] * len(tensors)
+    for places in ops.by_device(tensors):
+        origin = None if base is None else [base[place] for place in places]
+        dots = ops.gram([[tensors[place] for place in places]], base=origin)
+        for place, square in zip(places, dots[:, 0, 0].tolist(), strict=True):
+            norms[place] = math.sqrt(square)
     return norms
 
 

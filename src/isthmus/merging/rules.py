@@ -45,20 +45,23 @@ class Rows:
     known: Collection[str]
     backend: str
 
-    def part(self, start: int, stop: int) -> Rows:
-        """The rows from ``start`` to ``stop``."""
-        rows = slice(start, stop)
+    def part(self, places: Sequence[int]) -> Rows:
+        """The rows at these places."""
+
+        def some(items: list[Any]) -> list[Any]:
+            return [items[place] for place in places]
+
         return replace(
             self,
-            keys=self.keys[rows],
-            models=[model[rows] for model in self.models],
-            base=None if self.base is None else self.base[rows],
-            out=self.out[rows],
+            keys=some(self.keys),
+            models=[some(model) for model in self.models],
+            base=None if self.base is None else some(self.base),
+            out=some(self.out),
             per_model={
-                name: [item[rows] if isinstance(item, list) else item for item in items]
+                name: [some(item) if isinstance(item, list) else item for item in items]
                 for name, items in self.per_model.items()
             },
-            per_row={name: items[rows] for name, items in self.per_row.items()},
+            per_row={name: some(items) for name, items in self.per_row.items()},
         )
 
     @property
@@ -361,11 +364,10 @@ def assign(target: Tensor, value: Tensor) -> None:
 
 def _average_others(rows: Rows, written: Collection[str]) -> None:
     """Average the rows that a method of its own has not written."""
-    others = [row for row, key in enumerate(rows.keys) if key not in written]
-    if others:
-        weights = [[rows.weights_of(row)[model] for row in others] for model in range(len(rows.models))]
-        models = [[model[row] for row in others] for model in rows.models]
-        ops.linear(models, weights, out=[rows.out[row] for row in others], backend=rows.backend)
+    others = rows.part([row for row, key in enumerate(rows.keys) if key not in written])
+    for places in ops.by_device(others.out):
+        part = others.part(places)
+        ops.linear(part.models, part.per_model["weights"], out=part.out, backend=part.backend)
 
 
 def _normalised(rows: Rows) -> PerModel:

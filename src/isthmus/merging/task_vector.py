@@ -195,19 +195,21 @@ class TaskVector:
         keys = entries.merged
         with torch.no_grad():
             if self._terms and all(_is_from(term.difference.base, origin, keys) for term in self._terms.values()):
-                ops.consensus(
-                    [
-                        [term.difference.model.tensors[key].to(origin.tensors[key].device) for key in keys]
-                        for term in self._terms.values()
-                    ],
-                    [term.coefficient for term in self._terms.values()],
-                    base=[origin.tensors[key] for key in keys],
-                    out=[result[key] for key in keys],
-                    backend=backend,
-                    sparsify="none",
-                    majority_sign_method="none",
-                    merge_func="sum",
-                )
+                for places in ops.by_device([origin.tensors[key] for key in keys]):
+                    here = [keys[place] for place in places]
+                    ops.consensus(
+                        [
+                            [term.difference.model.tensors[key].to(origin.tensors[key].device) for key in here]
+                            for term in self._terms.values()
+                        ],
+                        [term.coefficient for term in self._terms.values()],
+                        base=[origin.tensors[key] for key in here],
+                        out=[result[key] for key in here],
+                        backend=backend,
+                        sparsify="none",
+                        majority_sign_method="none",
+                        merge_func="sum",
+                    )
             else:
                 for key in keys:
                     tensor = origin.tensors[key]

@@ -22,7 +22,7 @@ from isthmus.reference import Stats
 
 from ._naming import naming
 from ._overlap import Placed, refuse_overlap
-from ._validate import DTYPES
+from ._validate import DTYPES, by_device
 from .assignment import Certificate, linear_sum_assignment
 from .consensus import consensus
 from .elementwise import lerp, weighted_sum
@@ -41,6 +41,7 @@ __all__ = [
     "Thresholds",
     "add_product",
     "arcee_fusion",
+    "by_device",
     "choose_backend",
     "consensus",
     "gram",

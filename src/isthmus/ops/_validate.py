@@ -185,6 +185,12 @@ def validate(
             )
     for index, row in enumerate(zip(*everything, strict=True)):
         _validate_row(row, [f"{label}[{index}]" if len(columns[0]) > 1 else label for label in labels], dtypes)
+        first = columns[0][0]
+        if row[0].device != first.device:
+            raise InputError(
+                f"{labels[0]}[{index}] is on {row[0].device} and {labels[0]}[0] on {first.device}, expected all "
+                "tensors of a call on one device; move some of them, or make a call for each device."
+            )
     if out is not None and not compiling:
         refuse_overlap(
             [Placed(f"out[{row}]", row, tensor) for row, tensor in enumerate(out)],
@@ -231,6 +237,14 @@ def _validate_row(row: Sequence[Tensor], labels: Sequence[str], dtypes: Sequence
             raise InputError(
                 f"{label} is on {tensor.device}, expected {first.device} as {labels[0]}; move one of them."
             )
+
+
+def by_device(tensors: Sequence[Tensor]) -> list[list[int]]:
+    """The places of tensors, those on one device together, as one call takes them."""
+    places: dict[torch.device, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        places.setdefault(tensor.device, []).append(place)
+    return list(places.values())
 
 
 def any_requires_grad(factor: object, columns: Sequence[list[Tensor]], table: Any) -> bool:
