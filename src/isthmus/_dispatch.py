@@ -178,10 +178,10 @@ def lerp(
     """
     per_row = len(weights) > 1
 
-    @functools.cache
-    def values() -> list[float]:
+    def listed() -> list[float]:
         return weights.tolist() if isinstance(weights, Tensor) else weights
 
+    values = functools.cache(listed) if isinstance(weights, Tensor) else listed  # a cache costs as much as small rows
     return _run(
         [a, b],
         out,
