@@ -25,6 +25,7 @@ _LINES = 64  # short vectors that one program takes
 _SHORT = 1024  # elements of the longest of them
 _AT_ONCE = 2  # models on each side of the matrix that one program multiplies
 _PARTS = 1024  # partial sums that are read at once
+_PROGRAMS = 2**31 - 1  # of one launch at most; along further axes of a grid they would be 65535
 _ALIGNED = tl.constexpr(8)  # elements that two threads' accesses are apart at least, whatever the dtype
 
 
@@ -153,7 +154,7 @@ def _gram(
 @triton.jit(do_not_specialize=["width"], do_not_specialize_on_alignment=["sums", "first", "count", "totals"])
 def _add_up(sums, first, count, totals, width, at_once: tl.constexpr):
     """Add partial sums, ``width`` lines of them side by side."""
-    here, line = tl.program_id(0), tl.program_id(1)
+    here, line = tl.program_id(0) // width, tl.program_id(0) % width
     begin, parts = tl.load(first + here), tl.load(count + here)
     total = tl.zeros([at_once], tl.float64)
     for offset in range(0, parts, at_once):
@@ -190,6 +191,9 @@ def l1(table: Table, trimming: Trimming, *, based: bool) -> Tensor:
 
 def gram(table: Table, sizes: Sequence[int], lengths: Sequence[int], *, based: bool) -> Tensor:
     """The dots of the models of each vector, in the lower triangles: float64 (vectors, models, models).
+
+    The partial sums take memory: 8 models² bytes for each block of a long vector, which is models / 4096 of what the
+    models take themselves in float32, and models / 2048 in 16 bits.
 
     Args:
         table: of rows of vectors, one after the other.
@@ -244,5 +248,10 @@ def _totals(sums: Tensor, first: Tensor, counts: Tensor) -> Tensor:
     """The sums of consecutive partial sums: so many from each first."""
     totals = torch.empty(len(first), *sums.shape[1:], dtype=torch.float64, device=sums.device)
     width = sums.shape[1:].numel()
-    _add_up[(len(first), width)](sums, first, counts, totals, width, at_once=_PARTS, **EXACT)
+    step = max(1, _PROGRAMS // width)
+    for begin in range(0, len(first), step):
+        some = slice(begin, begin + step)
+        _add_up[(len(first[some]) * width,)](
+            sums, first[some], counts[some], totals[some], width, at_once=_PARTS, **EXACT
+        )
     return totals

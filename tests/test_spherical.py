@@ -103,6 +103,32 @@ def test_dots_of_many_elements_equal_the_reference(backend, threads):
         assert_dots(backend, got[row, i, j].item(), expected[row, i, j].item(), columns[i][row], columns[j][row])
 
 
+@pytest.mark.parametrize(
+    ("most", "grids"), [(2**31 - 1, [3 * 65536]), (2 * 65536, [2 * 65536, 65536]), (1, [65536] * 3)]
+)
+def test_a_launch_has_one_axis_of_as_many_programs_as_a_gpu_takes(monkeypatch, most, grids):
+    reductions = pytest.importorskip("isthmus.kernels.reductions")
+    launched = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *args, **options: launched.append((grid, len(args[1]), len(args[3])))
+
+    monkeypatch.setattr(reductions, "_add_up", Kernel())
+    monkeypatch.setattr(reductions, "_PROGRAMS", most)
+    counts = torch.tensor([1, 2, 3])
+    assert reductions._totals(torch.zeros(6, 256, 256), counts.cumsum(0) - counts, counts).shape == (3, 256, 256)
+    assert launched == [((programs,), programs // 65536, programs // 65536) for programs in grids]
+
+
+def test_totals_in_several_launches(monkeypatch):
+    pytest.importorskip("isthmus.kernels.reductions")
+    columns = [[torch.randn(70_001), torch.randn(9)] for _ in range(3)]
+    expected = _dispatch.gram(columns, based=False, backend="triton")
+    monkeypatch.setattr("isthmus.kernels.reductions._PROGRAMS", 4)
+    assert torch.equal(_dispatch.gram(columns, based=False, backend="triton"), expected)
+
+
 def test_gram_by_hand(backend):
     a, b, base = (
         tensor([3.0, 4.0], [0.0, 1.0]),
