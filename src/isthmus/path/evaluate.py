@@ -171,7 +171,7 @@ class Evaluator:
             copies: how many models it stands for: it returns the outputs of all for a batch, one after the other.
         """
         with torch.inference_mode(), self._autocast(self.dtype):
-            return self._mean(self._batches(self._outputs(model, copies), copies), copies, size=True)
+            return self._mean(self._batches(self._outputs(model, copies), copies), copies, size=True).view(copies, -1)
 
     def outputs(self, model: nn.Module) -> Tensor:
         """The outputs of ``model`` for all inputs, in order, shape (n, ...), on the device.
@@ -186,7 +186,7 @@ class Evaluator:
     def score(self, outputs: Tensor) -> dict[str, float]:
         """The metrics of outputs that are known, as ``outputs(model)`` returns them; in the batches of a call."""
         with torch.inference_mode():
-            return self.named(self._mean(self._batches(torch.split(outputs, self.batch_size or len(self))))[0].tolist())
+            return self.named(self._mean(self._batches(torch.split(outputs, self.batch_size or len(self)))).tolist())
 
     def autocast_difference(self, model: nn.Module, values: Mapping[str, float]) -> dict[str, float]:
         """What autocast changed: ``values``, the metrics found under it, minus those in the model's own dtype."""
@@ -225,7 +225,7 @@ class Evaluator:
     def _means(self, model: nn.Module, dtype: torch.dtype | None, *, size: bool = False) -> Tensor:
         self.calibrate(model)
         with self._inference(model, dtype):
-            return self._mean(self._batches(self._outputs(model)), size=size)[0]
+            return self._mean(self._batches(self._outputs(model)), size=size)
 
     def _autocast(self, dtype: torch.dtype | None) -> torch.autocast:
         return torch.autocast(self.device.type, dtype=dtype, enabled=dtype is not None)
@@ -283,7 +283,7 @@ class Evaluator:
         return outputs.float() if outputs.dtype in (torch.bfloat16, torch.float16) else outputs
 
     def _mean(self, batches: Batches, copies: int = 1, *, size: bool = False) -> Tensor:
-        """The means over samples, shape (copies, metrics), one more with the ``size`` of outputs."""
+        """The means over samples, copy by copy: those of all metrics, and with ``size`` that of the outputs."""
         metrics = [*self.metrics.items(), (SIZE, _norms)] if size else list(self.metrics.items())
         sums: dict[tuple[int, str], Tensor] = {}
         counts: dict[tuple[int, str], Tensor | int] = {}
@@ -294,7 +294,7 @@ class Evaluator:
                     place = copy, name
                     sums[place] = sums[place] + total if place in sums else total
                     counts[place] = counts.get(place, 0) + count
-        return torch.stack([total / counts[place] for place, total in sums.items()]).view(copies, -1)
+        return torch.stack([total / counts[place] for place, total in sums.items()])
 
 
 def materialise(data: Data) -> tuple[Tensor, Tensor]:
