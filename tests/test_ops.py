@@ -210,6 +210,25 @@ def test_auto_takes_triton_on_a_gpu(monkeypatch):
     _dispatch._triton_or_warn.cache_clear()
 
 
+def test_a_driver_that_cannot_be_built_is_no_triton(monkeypatch):
+    def no_compiler():
+        raise RuntimeError("Failed to find C compiler.")
+
+    module = types.SimpleNamespace(INTERPRETED=False, VERSION="3", load_driver=no_compiler)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(_native.importlib, "import_module", lambda name: module)
+    monkeypatch.setattr(_native, "load_triton", _native.load_triton.__wrapped__)
+    _dispatch._triton_or_warn.cache_clear()
+    message = r"driver could not be built or loaded \(Failed to find C compiler\)\. Install triton and a C compiler"
+    with pytest.warns(UserWarning, match=message):
+        assert _dispatch.choose("auto", torch.device("cuda")) == "reference"
+    with pytest.raises(BackendError, match=message):
+        _dispatch.choose("triton", torch.device("cuda"))
+    _dispatch._triton_or_warn.cache_clear()
+    module.INTERPRETED = True  # needs none
+    assert _native.load_triton()[0] is module
+
+
 def test_triton_takes_tensors_where_its_kernels_run(monkeypatch):
     for interpreted, right, wrong in ((False, "cuda", "cpu"), (True, "cpu", "cuda")):
         module = types.SimpleNamespace(INTERPRETED=interpreted)

@@ -111,7 +111,7 @@ def _triton_or_warn() -> bool:
     module, reason = _native.load_triton()
     if module is None:
         warnings.warn(
-            f"isthmus runs on its slower reference backend on this GPU: {reason}. Install triton (pip install triton).",
+            f"isthmus runs on its slower reference backend on this GPU: {reason}. {_native.GET_TRITON}.",
             IsthmusWarning,
             stacklevel=2,
         )

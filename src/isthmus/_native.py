@@ -13,6 +13,8 @@ from .errors import BackendError
 
 REBUILD = "Reinstall isthmus where a C++17 compiler is at hand (pip install --force-reinstall --no-deps isthmus)"
 
+GET_TRITON = "Install triton and a C compiler, which it needs where it runs (pip install triton; apt install gcc)"
+
 
 @functools.cache
 def load_cpu() -> tuple[ModuleType | None, str]:
@@ -48,6 +50,11 @@ def load_triton() -> tuple[ModuleType | None, str]:
         module = importlib.import_module("isthmus._gpu.triton")
     except ImportError as error:
         return None, f"Triton could not be loaded ({error})"
+    if torch.cuda.is_available() and not module.INTERPRETED:
+        try:
+            module.load_driver()
+        except Exception as error:  # of whatever kind: no kernel could be launched
+            return None, f"Triton's driver could not be built or loaded ({str(error).rstrip('.')})"
     return module, f"Triton {module.VERSION}{' in its interpreter' if module.INTERPRETED else ''}"
 
 
@@ -55,9 +62,7 @@ def triton() -> ModuleType:
     """The ops on Triton kernels, or a ``BackendError`` that says why there are none."""
     module, reason = load_triton()
     if module is None:
-        raise BackendError(
-            f"backend 'triton' is not available: {reason}. Install it (pip install triton), or use another backend."
-        )
+        raise BackendError(f"backend 'triton' is not available: {reason}. {GET_TRITON}, or use another backend.")
     return module
 
 

@@ -27,11 +27,17 @@ __all__ = [
     "l1",
     "lerp",
     "lerp_permuted",
+    "load_driver",
     "multi_linear",
     "permute",
     "select",
     "weighted_sum",
 ]
+
+
+def load_driver() -> None:
+    """Load what launches kernels, which Triton builds with a C compiler; raises what a first launch would."""
+    triton.runtime.driver.active.get_current_target()
 
 
 def lerp(a: Column, b: Column, outputs: Column, weights: Tensor) -> None:
