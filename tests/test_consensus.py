@@ -22,6 +22,7 @@ from isthmus import _dispatch, _library, _native, ops, reference
 from isthmus.errors import InputError, IsthmusWarning
 from isthmus.testing import FLOATS, awkward, contested, finite, same_bits
 
+NO_INDEX = torch.iinfo(torch.int64).max
 LENGTHS = [0, 1, 511, 512, 513, 4095, 4096, 4097, 70001]
 CHOICES = {
     "sparsify": ["magnitude", "none", "random", "magnitude_random", "outliers"],
@@ -238,6 +239,51 @@ def test_many_half_precision_models(backend):
     models = [torch.full((1000,), 500.0, dtype=torch.float16)] * (30 if backend == "triton" else 300)
     assert ops.consensus(models, backend=backend).tolist() == [500.0] * 1000
     assert ops.consensus(models, density=0.5, ties="exact", backend=backend).tolist() == [500.0] * 500 + [0.0] * 500
+
+
+@pytest.mark.parametrize("rescale", ["none", "l1"])
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("scope", ["tensor", "row"])
+def test_nan_survives_a_cut_that_keeps_everything(backend, rescale, dtype, scope):
+    x = torch.arange(10.0).to(dtype)
+    x[0] = math.nan
+    options = {"majority_sign_method": "none", "scope": scope, "rescale": rescale, "backend": backend}
+    result = ops.consensus([x, torch.ones(10, dtype=dtype)], density=0.9, **options)
+    assert result[0].isnan()
+    assert not result[1:].isnan().any() or rescale == "l1"  # Σ|τ| is then NaN, and everything with it
+    clean = ops.consensus([torch.nan_to_num(x, 2.0), torch.ones(10, dtype=dtype)], density=0.9, **options)
+    assert rescale == "l1" or same_bits(result[1:], clean[1:])
+
+
+# Of a keeping and a dropping cut each value and index: whether NaN at place 1 survives.
+NAN_AND_CUTS = [
+    ((2.0, 0), None, True),
+    ((0.0, NO_INDEX), None, True),
+    ((math.inf, 0), None, False),
+    ((0.0, NO_INDEX), (3.0, 0), False),
+    ((0.0, NO_INDEX), (3.0, NO_INDEX), False),
+    ((0.0, NO_INDEX), (math.inf, 0), True),
+    ((math.inf, 0), (math.inf, 0), False),
+]
+
+
+@pytest.mark.parametrize("dtype", FLOATS)
+@pytest.mark.parametrize("scope", ["tensor", "row"])
+@pytest.mark.parametrize(("keep", "drop", "survives"), NAN_AND_CUTS)
+def test_nan_stands_above_infinity(backend, keep, drop, survives, scope, dtype):
+    x = torch.tensor([1.0, math.nan, math.inf, 4.0], dtype=dtype)
+    cuts = [
+        None if cut is None else reference.Cuts(torch.tensor([[cut[0]]]).double(), torch.tensor([[cut[1]]]))
+        for cut in (keep, drop)
+    ]
+    trims = ops.Thresholds(*cuts, scope, [4] if scope == "row" else None, torch.zeros(1, 1, dtype=torch.int64))
+    result = ops.consensus(
+        [x], thresholds=trims, majority_sign_method="none", scope=scope, backend=backend,
+        sparsify="magnitude" if drop is None else "outliers",
+    )  # fmt: skip
+    expected = 0.0 if not survives else math.nan
+    assert str(result[1].item()) == str(expected)
+    assert result[2].item() == (math.inf if survives else 0.0)
 
 
 def test_nan_and_infinity_propagate(backend):

@@ -206,18 +206,22 @@ def _groups(results: Sequence[Tensor], plan: Plan) -> list[int]:
 
 def _intervals(plan: Plan, compute: torch.dtype) -> Tensor:
     """Which magnitudes survive, as ``isthmus.kernels.trimming`` has it: int64 (groups, models, 4)."""
-    models = plan.weights.shape[1]
+    everything = torch.tensor([0, _NEVER, torch.iinfo(_INTEGERS[compute]).max, _NEVER])  # NaN, too
     if plan.keep is None:
-        highest = torch.iinfo(_INTEGERS[compute]).max
-        return torch.tensor([0, _NEVER, highest, _NEVER]).repeat(1, models, 1)
-    low, at = _ceiling(plan.keep, compute)
-    if plan.drop is None:
-        infinity = torch.tensor(torch.inf, dtype=compute).view(_INTEGERS[compute])
-        high, until = torch.full_like(low, int(infinity)), torch.full_like(low, _NEVER)
-    else:
+        return everything.repeat(1, plan.weights.shape[1], 1)
+    intervals = everything.repeat(*plan.keep.value.shape, 1)
+    intervals[..., 0], intervals[..., 1] = _ceiling(plan.keep, compute)
+    if plan.drop is not None:
         high, until = _ceiling(plan.drop, compute)
-        high = high - 1
-    return torch.stack([low, at, high, until], dim=-1)
+        drops = torch.stack([high - 1, until], dim=-1)
+        intervals[..., 2:] = torch.where(_is_empty(plan.drop)[..., None], intervals[..., 2:], drops)
+    intervals[_is_empty(plan.keep)] = torch.tensor([1, _NEVER, 0, _NEVER])
+    return intervals
+
+
+def _is_empty(cuts: Cuts) -> Tensor:
+    """Whether not even NaN is in a top set."""
+    return (cuts.value == torch.inf) & (cuts.index <= 0)
 
 
 def _ceiling(cuts: Cuts, compute: torch.dtype) -> tuple[Tensor, Tensor]:

@@ -279,8 +279,10 @@ def _in_top_set(plan: Plan, cuts: Cuts, index: int, model: int, offset: int, tau
     here = slice(offset, offset + pieces.shape[0])
     value = cuts.value[here, model, None].to(tau.device)
     before = cuts.index[here, model, None].to(tau.device)
-    position = torch.arange(pieces.shape[1], device=tau.device)
-    return ((pieces > value) | ((pieces == value) & (position < before))).view(-1)
+    first = torch.arange(pieces.shape[1], device=tau.device) < before
+    # NaN stands above infinity: it is in every set that is not empty, so that it propagates.
+    invalid = pieces.isnan() & ((value < torch.inf) | first)
+    return ((pieces > value) | ((pieces == value) & first) | invalid).view(-1)
 
 
 def _density(plan: Plan, random: Random, index: int, model: int, tau: Tensor) -> Tensor:

@@ -16,6 +16,8 @@ NO_INDEX = torch.iinfo(torch.int64).max  # a cut's index beyond every element: a
 class Cuts(NamedTuple):
     """The lower ends of top sets, one per group and model: |τ| > value, and of those equal to it the first ones.
 
+    NaN, which no cut is made of, stands above infinity.
+
     Attributes:
         value: float64 (groups, models), on the CPU. Infinity: the set is empty; 0 with index ``NO_INDEX``: everything.
         index: int64 (groups, models). An element with |τ| = value belongs if its index, counted from the start of its
