@@ -25,7 +25,7 @@ _PROGRAMS = 512  # for which a sum is split
 )
 def _products(
     a, b, index, rows, before, parts, others, total, of_part, units_a, units_b,
-    update: tl.constexpr, tile: tl.constexpr, step: tl.constexpr,
+    update: tl.constexpr, tile: tl.constexpr, step: tl.constexpr, counted: tl.constexpr,
 ):  # fmt: skip
     part = tl.program_id(0) % tl.cdiv(total, of_part)
     place = tl.program_id(0) // tl.cdiv(total, of_part)
@@ -33,7 +33,7 @@ def _products(
     i = (place // across).to(tl.int64) * tile + tl.arange(0, tile)
     j = (place % across).to(tl.int64) * tile + tl.arange(0, tile)
     in_a, in_b = (i < units_a)[None, :], (j < units_b)[None, :]
-    begin = part.to(total.dtype) * of_part  # 32 bits where they do: rows are found by division
+    begin = part.to(counted) * of_part
     end = begin + tl.minimum(of_part, total - begin)
     sums = tl.zeros((tile, tile), tl.float32)
     for start in range(begin, end, step):
@@ -80,6 +80,7 @@ def products(a: Tensor, b: Tensor, index: Tensor, rows: Tensor | None, before: T
         update=update,
         tile=_TILE,
         step=_ROWS,
+        counted=tl.int32 if total < 2**31 - _ROWS else tl.int64,  # of a step past the end; 32 bits are quicker divided
         num_warps=8,
     )
     return parts

@@ -120,3 +120,36 @@ def test_bad_input_names_the_thing(call, message):
     with pytest.raises(InputError, match=message):
         call()
     A.requires_grad_(False)
+
+
+def test_places_are_counted_in_64_bits_where_32_may_not_do(monkeypatch):
+    similarity = pytest.importorskip("isthmus.kernels.similarity")
+    counted = []
+
+    class Kernel:
+        def __getitem__(self, grid):
+            return lambda *args, **options: counted.append(str(options["counted"]))
+
+    monkeypatch.setattr(similarity, "_products", Kernel())
+    index = torch.zeros(1, dtype=torch.int64).expand(49981)
+    for others in (3, 42965, 42966):  # the last are 2 short of 2³¹ rows
+        similarity.products(torch.empty(1, others, 1), torch.empty(1, others, 1), index, None, None)
+    assert counted == ["int32", "int32", "int64"]
+
+
+def test_the_products_of_places_in_64_bits(monkeypatch):
+    similarity = pytest.importorskip("isthmus.kernels.similarity")
+    if not similarity.INTERPRETED:
+        pytest.skip("kernels take tensors on a GPU")
+    a, b, index, before, _ = make(40, 9, 16, 33)
+    rows = torch.arange(40)
+    expected = [similarity.products(a, b, index, *more) for more in ((None, None), (rows, before))]
+    kernel = similarity._products
+
+    class Wide:
+        def __getitem__(self, grid):
+            return lambda *args, **options: kernel[grid](*args, **options | {"counted": similarity.tl.int64})
+
+    monkeypatch.setattr(similarity, "_products", Wide())
+    found = [similarity.products(a, b, index, *more) for more in ((None, None), (rows, before))]
+    assert all(map(torch.equal, found, expected))
