@@ -427,7 +427,7 @@ def test_public_functions_take_it_by_name(by_name):
 
 
 def test_what_has_no_cuda_kernel_is_an_error_that_names_triton(by_name):
-    with pytest.raises(BackendError, match=r"no kernel for this operation\. Use backend=.triton"):
+    with pytest.raises(BackendError, match=r"no kernel for .*\. Use backend=.triton"):
         ops.permute(torch.zeros(3), [torch.tensor([2, 1, 0])], backend=by_name)
 
 

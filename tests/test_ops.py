@@ -229,6 +229,25 @@ def test_a_driver_that_cannot_be_built_is_no_triton(monkeypatch):
     assert _native.load_triton()[0] is module
 
 
+@pytest.mark.parametrize(
+    ("call", "name"),
+    [
+        (lambda: ops.consensus([ONES], density=0.5, rescale="l1", backend="cuda"), "rescale='l1'"),
+        (lambda: ops.gram([ONES], backend="cuda"), "gram"),
+        (lambda: ops.permute(ONES, [torch.arange(3)], backend="cuda"), "permute"),
+        (lambda: ops.lerp_permuted(ONES, ONES, 0.5, [torch.arange(3)], backend="cuda"), "lerp_permuted"),
+    ],
+)
+def test_what_cuda_does_not_have_is_named(monkeypatch, call, name):
+    cuts = reference.Cuts(torch.zeros(1, 1).double(), torch.zeros(1, 1, dtype=torch.int64))
+    none = torch.zeros(1, 1, 1, dtype=torch.int64)
+    selected = reference.Selected([cuts], none, none, None)
+    stand_in = types.SimpleNamespace(ON_HOST=True, select=lambda *args, **options: selected)
+    monkeypatch.setattr(_native, "cuda", lambda: stand_in)
+    with pytest.raises(BackendError, match=f"backend 'cuda' has no kernel for {name}"):
+        call()
+
+
 def test_triton_takes_tensors_where_its_kernels_run(monkeypatch):
     for interpreted, right, wrong in ((False, "cuda", "cpu"), (True, "cpu", "cuda")):
         module = types.SimpleNamespace(INTERPRETED=interpreted)

@@ -252,7 +252,7 @@ def multi_linear(
         )
     x, weight_a, weight_b = x.detach(), weight_a.detach(), weight_b.detach()
     bias_a, bias_b = (None if bias is None else bias.detach() for bias in (bias_a, bias_b))
-    chosen = _choice([[x]], backend, None)
+    chosen = _choice([[x]], backend, None, not_cuda="multi_linear")
     if chosen == "triton":
         biases = None if bias_a is None or bias_b is None else (bias_a, bias_b)
         places = torch.as_tensor(alphas, dtype=torch.float64)
@@ -274,7 +274,7 @@ def add_product(
 ) -> None:
     """``isthmus.ops.add_product``; "cpp" leaves products of matrices to torch."""
     with torch.no_grad():
-        chosen = _choice([[out]], backend, None)
+        chosen = _choice([[out]], backend, None, not_cuda="add_product")
         if chosen == "triton":
             with _gpu(chosen, out.device) as module:
                 module.add_product(out, a, b, index, rows, before)
@@ -297,7 +297,7 @@ def permute(
     if sources is None:
         indices = _within_range(tensors, indices)
     outputs = [torch.empty_like(tensor) for tensor in tensors] if out is None else out
-    chosen = _choice([tensors], backend, sources)
+    chosen = _choice([tensors], backend, sources, not_cuda="permute")
     if chosen == "reference":
         results = [reference.permute(tensor.detach(), index) for tensor, index in zip(tensors, indices, strict=True)]
     else:
@@ -346,7 +346,7 @@ def lerp_permuted(
     Raises:
         InputError: an index has an entry that is not within its axis.
     """
-    chosen = _choice([a], backend, table)
+    chosen = _choice([a], backend, table, not_cuda="lerp_permuted")
     if chosen == "reference":
         permuted = permute(b, indices, out=None, backend="reference") if b else []
         return lerp(a, permuted, weights, out=out, backend="reference")
@@ -424,7 +424,7 @@ def select(
     table: Any = None,
 ) -> reference.Selected:
     """The cuts at which the largest magnitudes of each task vector end; see ``isthmus.reference.select``."""
-    chosen = _choice(columns, backend, table, has_cuda=True)
+    chosen = _choice(columns, backend, table)
     options: dict[str, Any] = {"based": based, "groups": groups, "ranks": ranks, "exact": exact}
     if chosen == "cpp":
         return _cpp.select(columns, **options, table=table)
@@ -446,7 +446,7 @@ def consensus(
     """``isthmus.ops.consensus`` for every row; ``columns`` begins with the base where the plan has one."""
     if not columns[0]:
         return [], None
-    chosen = _choice(columns, backend, table, has_cuda=True)
+    chosen = _choice(columns, backend, table)
     if chosen == "cpp":
         outputs, counts = _cpp.consensus(columns, plan, out=out, stats=stats, table=table)
     elif chosen != "reference":
@@ -467,7 +467,7 @@ def consensus(
 
 def l1(columns: Sequence[Column], plan: reference.Plan, *, backend: str, table: Any = None) -> Tensor:
     """Σ|τ| of each row and model, before and after trimming: float64 (rows, models, 2)."""
-    chosen = _choice(columns, backend, table)
+    chosen = _choice(columns, backend, table, not_cuda="rescale='l1'")
     if chosen == "cpp":
         return _cpp.l1(columns, plan, table=table)
     if chosen == "triton":
@@ -480,7 +480,7 @@ def gram(
     columns: Sequence[Column], *, based: bool, lengths: list[int] | None = None, backend: str, table: Any = None
 ) -> Tensor:
     """The dot products of the models of each row: float64 (rows, models, models)."""
-    chosen = _choice(columns, backend, table)
+    chosen = _choice(columns, backend, table, not_cuda="gram, which norms and angles are taken from")
     if chosen == "cpp":
         return _cpp.gram(columns, based=based, lengths=lengths, table=table)
     if chosen == "triton":
@@ -532,18 +532,18 @@ def _assign_cuda(
     return _cpp.assign([(matrices, starts)], maximize=maximize, certificate=certificate)[0]
 
 
-def _choice(columns: Sequence[Column], backend: str, table: Any, *, has_cuda: bool = False) -> str:
+def _choice(columns: Sequence[Column], backend: str, table: Any, *, not_cuda: str | None = None) -> str:
     """The backend that serves a call on these tensors; one without tensors is left to the reference.
 
-    ``has_cuda`` says that the op is among those that have a kernel in CUDA C++.
+    ``not_cuda`` is what errors call an op that has no kernel in CUDA C++.
     """
     if not columns[0]:
         return "reference"
     # A table is made for the CPU alone, by the extension that "auto" takes there.
     automatic = table is not None and backend == FORCED == "auto"
     chosen = "cpp" if automatic else choose(backend, columns[0][0].device)
-    if chosen == "cuda" and not has_cuda:
-        raise BackendError("backend 'cuda' has no kernel for this operation. Use backend='triton'.")
+    if chosen == "cuda" and not_cuda is not None:
+        raise BackendError(f"backend 'cuda' has no kernel for {not_cuda}. Use backend='triton'.")
     return chosen
 
 
@@ -566,7 +566,7 @@ def _run(
     gpu: Callable[[Any, Column], None],
 ) -> Column:
     """Apply a rule to every row on the chosen backend; the result has the dtype of ``out`` or of the first column."""
-    chosen = _choice(columns, backend, table, has_cuda=True)
+    chosen = _choice(columns, backend, table)
     if chosen == "cpp":
         outputs = cpp()
     else:

@@ -28,8 +28,8 @@ class Part(NamedTuple):
 
     def of_rows(self, values: Tensor) -> Tensor:
         """Of a value or line for each row of the call those of this part, on its device; of a single one that."""
-        if len(values) > 1:
-            values = values[torch.tensor(self.rows, device=values.device)]
+        if len(values) not in (1, len(self.rows)):
+            values = values[to_device(torch.tensor(self.rows), values.device)]
         moved: Tensor = to_device(values.contiguous(), self.table.device)
         return moved
 

@@ -148,8 +148,10 @@ def consensus(
     Where A is empty, or what is merged is 0, the result is the base, to the bit (0 without one). Sums are left folds in
     the order of the models; every operation rounds once, in the type that the dtypes of base and models promote to, at
     least float32; scalars are rounded to it once from float64. Every backend, instruction set and thread count gives
-    the same bits, up to the payload of NaNs. NaN and infinity propagate, except that no magnitude can be ranked among
-    them.
+    the same bits, up to the payload of NaNs; but on a GPU "l1" adds in another order, so that r may differ in the last
+    bits of float64, and with it results, above all those in float64. NaN and infinity propagate, except that no
+    magnitude can be ranked among them: NaN survives every cut, given or found, by which anything at all may survive,
+    and is dropped with outliers where there are any.
 
     Gradients flow to tensors, base, weights and scaling factor; what survives, the elected signs and r are held fixed.
 

@@ -49,7 +49,8 @@ def permute(
 
     Computes result[i₀, i₁, ...] = tensor[idx₀[i₀], idx₁[i₁], ...]. An index is most often a permutation, but any
     entries within its axis will do. Values are moved, never computed with: results are equal to the bit, NaNs included.
-    Gradients flow back to where entries were read, added up where one was read more than once.
+    Gradients flow back to where entries were read, added up where one was read more than once: by torch, whichever
+    backend was asked for.
 
     Args:
         tensors: the tensor, or tensors, to reorder; also of integers and booleans.

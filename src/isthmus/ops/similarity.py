@@ -38,7 +38,8 @@ def add_product(
         index: for each row of a which row of b belongs to it, int64 on the CPU; None if b is in order.
         rows: the rows that change, int64 on the CPU.
         before: what ``index`` was before.
-        backend: "auto", "reference", "cpp" or "triton"; a backend asked for by name never falls back.
+        backend: "auto", "reference", "cpp", which leaves the product to torch, or "triton"; a backend asked for by
+            name never falls back to another.
 
     Raises:
         InputError: shapes, devices or dtypes do not fit each other, an index is not within b, ``out`` shares memory
