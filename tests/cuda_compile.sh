@@ -25,7 +25,7 @@ if [ -z "$nvcc" ]; then
 fi
 
 # The same flags as CMakeLists.txt, and no warnings.
-flags=(-std=c++17 -O3 -fmad=false --expt-relaxed-constexpr "-DISTHMUS_CUDA_ARCHITECTURES=\"80 90 100\""
+flags=(-std=c++17 -O3 -Icsrc/cuda -fmad=false --expt-relaxed-constexpr "-DISTHMUS_CUDA_ARCHITECTURES=\"80 90 100\""
     -Werror all-warnings -Xcompiler=-Wall,-Wextra,-Werror,-ffp-contract=off)
 # The longest first; as many at once as there are processors. `wait` passes a failure on.
 for source in $(wc -c csrc/cuda/*.cu | sort -rn | awk '$2 != "total" { print $2 }'); do

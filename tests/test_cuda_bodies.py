@@ -1,16 +1,19 @@
-"""The bodies of the CUDA kernels, with their index arithmetic, run on the host against the reference.
+"""The CUDA sources run on the host against the reference: kernels, index arithmetic, and which is launched when.
 
-tests/csrc/host.cpp implements csrc/cuda/api.h with blocks and threads as loops, or as members of a team that meet. It
-is compiled once, beside the binding, into a module that takes the place of isthmus._cuda.
+tests/csrc/host.cpp includes csrc/cuda/*.cu beside a launch.cuh that runs blocks after each other, and their threads as
+members of a team that meet. It is compiled once, with the binding, into a module that takes the place of isthmus._cuda.
 """
 
 from __future__ import annotations
 
 import concurrent.futures
+import ctypes
+import functools
 import hashlib
 import importlib
 import importlib.util
 import itertools
+import re
 import shutil
 import subprocess
 import sys
@@ -38,13 +41,15 @@ def cuda(request):
     compiler = shutil.which("g++")
     if compiler is None:
         pytest.skip("g++ is not installed")
-    texts = [*SOURCES, *REPOSITORY.glob("csrc/**/*.h"), *REPOSITORY.glob("tests/csrc/*.h")]
+    texts = [*SOURCES, *REPOSITORY.glob("tests/csrc/*"), *REPOSITORY.glob("csrc/**/*.h")]
+    texts += REPOSITORY.glob("csrc/cuda/*.cu")
     digest = hashlib.sha256(b"".join(path.read_bytes() for path in sorted(texts)) + sys.version.encode()).hexdigest()
     folder = request.config.cache.mkdir("cuda_bodies")
     library = folder / f"_cuda_{digest[:16]}.so"
     if not library.exists():
         flags = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-Wall", "-Wextra", "-Werror"]
         flags += [f"-I{pybind11.get_include()}", f"-I{sysconfig.get_path('include')}"]
+        flags += [f"-I{REPOSITORY / 'tests/csrc'}"]
         objects = [folder / f"{source.stem}_{digest[:16]}.o" for source in SOURCES]
 
         def build(*arguments):
@@ -71,6 +76,29 @@ def cuda(request):
         assert module.ON_HOST
         yield module
         del sys.modules["isthmus._gpu.cuda"]
+
+
+@functools.cache
+def kernels(library):
+    """The name of each kernel, such as ``lerp_kernel<float>``, by its distance in memory from take_launched."""
+    done = subprocess.run(["nm", "-C", library], capture_output=True, text=True, check=True)
+    symbols = [(int(place, 16), name) for place, name in re.findall(r"^(\w+) [tT] (.*)$", done.stdout, re.MULTILINE)]
+    (origin,) = [place for place, name in symbols if name == "take_launched"]
+    found = [(place - origin, re.search(r"\w+_kernel<.*>", name)) for place, name in symbols]
+    return {distance: name[0].replace("isthmus::", "") for distance, name in found if name}
+
+
+def launches(cuda, call, *arguments, **options):
+    """The names of the kernels that a call launches, in their order."""
+    library = cuda._cuda.__file__
+    take = ctypes.CDLL(library).take_launched
+    take.restype, take.argtypes = ctypes.c_int64, [ctypes.POINTER(ctypes.c_int64), ctypes.c_int64]
+    take(None, 0)
+    call(cuda, *arguments, **options)
+    distances = (ctypes.c_int64 * 64)()
+    count = take(distances, len(distances))
+    assert count <= len(distances)
+    return [kernels(library)[distance] for distance in distances[:count]]
 
 
 def shifted(x):
@@ -186,15 +214,46 @@ ZEROS = ["majority", "positive", "negative", "zero"]
 def test_consensus_to_the_bit(cuda, vote, dtype):
     options = itertools.product(MERGES, ZEROS, ["none", "magnitude", "outliers", "random"])
     for seed, (merge_func, zero_sign, sparsify) in enumerate(options, 1):
-        models, based = (2, 3, 4, 5)[seed % 4], seed % 3 != 0
+        models, based = (1, 2, 3, 4, 5, 8, 9)[seed % 7], seed % 3 != 0
         make = (contested, finite)[seed % 2] if sparsify != "none" else (contested, awkward)[seed % 2]
         rows = [[make(n, dtype, seed=100 * seed + 10 * n + k) for k in range(models + based)] for n in (8193, 37, 600)]
         plan = make_plan(
             rows, models=models, based=based, seed=seed, vote=vote, merge_func=merge_func, zero_sign=zero_sign,
             divisor=("count", "weight")[seed % 2], sparsify=sparsify, tally_rows=seed % 5 == 0,
-            rescale=seed % 7 == 0, inverse=seed % 7 != 0 and seed % 2 == 0,
+            rescale=seed % 5 == 1, inverse=seed % 5 != 1 and seed % 2 == 0,
         )  # fmt: skip
         check_consensus(cuda, rows, plan, stats=seed % 3 == 1)
+
+
+def in_registers(dtype, vote, models, merge_func, at_random, stats):
+    """The most models that the kernel which serves a case keeps in registers, or None for the one that reads twice."""
+    plain = vote in ("none", "total")
+    if dtype == torch.float64 or merge_func == "max" or stats:
+        return None
+    if models <= 4 and (plain or not (at_random or dtype == torch.float16)):
+        return 4
+    return 8 if models <= 8 and plain and not at_random and dtype != torch.float16 else None
+
+
+@pytest.mark.parametrize("vote", VOTES)
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_which_kernel_makes_a_consensus(cuda, dtype, vote):
+    cases = [*itertools.product((1, 4, 5, 8, 9), ["sum"], ["none", "random"], [False])]
+    cases += [(4, "max", "none", False), (4, "mean", "magnitude", False), (4, "mean", "none", True)]
+    stored = {torch.float64: "double", torch.float32: "float", torch.bfloat16: "bf16", torch.float16: "f16"}[dtype]
+    for models, merge_func, sparsify, stats in cases:
+        rows = [[contested(n, dtype, seed=n + k) for k in range(models + 1)] for n in (37, 600)]
+        plan = make_plan(
+            rows, models=models, based=True, seed=1, vote=vote, merge_func=merge_func, zero_sign="positive",
+            sparsify=sparsify,
+        )  # fmt: skip
+        most = in_registers(dtype, vote, models, merge_func, sparsify == "random", stats)
+        at_random = str(sparsify == "random").lower()
+        if most is None:
+            kernel = f"any_consensus_kernel<{stored}, {at_random}>"
+        else:
+            kernel = f"consensus_kernel<{stored}, (Vote){VOTES.index(vote)}, {most}, {at_random}>"
+        assert launches(cuda, check_consensus, rows, plan, stats=stats) == [kernel]
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -1,8 +1,8 @@
 // Linear assignment.
 
-#include "assign.h"
+#include <launch.cuh>
 
-#include "launch.cuh"
+#include "assign.h"
 
 namespace isthmus::cuda {
 

@@ -1,4 +1,5 @@
-// Launching kernels on a queue.
+// Launching kernels on a queue. Sources include this header by angle brackets, so that tests can put one for the host
+// in its place and run the kernels, the choice between them and their order as they stand there.
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,7 +1,8 @@
 // Element-wise rules over tables of tensors.
 
+#include <launch.cuh>
+
 #include "elementwise.h"
-#include "launch.cuh"
 #include "merge.h"
 
 namespace isthmus::cuda {

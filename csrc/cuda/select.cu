@@ -1,7 +1,8 @@
 // Selection of the k-th largest magnitudes.
 
+#include <launch.cuh>
+
 #include "batches.h"
-#include "launch.cuh"
 
 namespace isthmus::cuda {
 
