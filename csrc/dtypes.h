@@ -30,6 +30,12 @@ ISTHMUS_RULE To bit_cast(From value) {
     return result;
 }
 
+// The bits of infinity, beyond which a magnitude is NaN: of float64, float32 or bfloat16 as an integer of that size.
+template <class Key>
+constexpr Key infinite = sizeof(Key) == 8   ? Key(0x7ff0000000000000)
+                         : sizeof(Key) == 4 ? Key(0x7f800000)
+                                            : Key(0x7f80);
+
 // Either value, by masks: a conditional expression would often become a branch, and the loop around it not a vector
 // loop.
 ISTHMUS_RULE std::uint32_t select(bool condition, std::uint32_t yes, std::uint32_t no) {

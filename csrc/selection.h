@@ -8,18 +8,13 @@
 #include <cstdint>
 #include <limits>
 
+#include "dtypes.h"
 #include "team.h"
 
 namespace isthmus {
 
 constexpr int digit_bits = 11;
 constexpr int digits = 1 << digit_bits;
-
-// The bits of infinity, beyond which a magnitude is NaN.
-template <class Key>
-constexpr Key infinite = sizeof(Key) == 8   ? Key(0x7ff0000000000000)
-                         : sizeof(Key) == 4 ? Key(0x7f800000)
-                                            : Key(0x7f80);
 
 // A magnitude, and how many of those looked at lie above and at it.
 template <class Key>

@@ -35,17 +35,12 @@ using Place = std::pair<std::size_t, std::size_t>;  // row and model
 template <class Key>
 using Value = std::conditional_t<sizeof(Key) == 8, double, std::conditional_t<sizeof(Key) == 4, float, bf16>>;
 
-template <class Key>
-constexpr Key infinity = sizeof(Key) == 8   ? Key(0x7ff0000000000000)
-                         : sizeof(Key) == 4 ? Key(0x7f800000)
-                                            : Key(0x7f80);
-
 // One rank of one model: the magnitude looked for lies in [low, high].
 template <class Key>
 struct Search {
     std::size_t model, rank;
     std::int64_t k;
-    Key low = 0, high = infinity<Key>;
+    Key low = 0, high = infinite<Key>;
     // The answer.
     bool done = false;
     Key value = 0;
@@ -160,7 +155,7 @@ class Group {
         for (const Piece& s : segments_)
             for (std::int64_t begin = s.begin; begin < s.end; begin += chunk)
                 for (const Key key : keys(s, begin, model))
-                    if (key >= infinity<Key>) return s.row;
+                    if (key >= infinite<Key>) return s.row;
         return segments_[0].row;
     }
 
@@ -230,7 +225,7 @@ class Group {
         const auto at = [&](double rank) {  // the magnitude of a rank from the largest, counted from 0
             const Key most = std::numeric_limits<Key>::max();  // of NaN
             const auto found = kth_largest<Key>({{keys.data(), keys.size()}}, std::int64_t(rank) + 1, 0, most);
-            return std::min(found.value, infinity<Key>);
+            return std::min(found.value, infinite<Key>);
         };
         if (p * n - spread >= 0) search.high = at(p * n - spread);
         if (p * n + spread < n) search.low = at(p * n + spread);
@@ -283,7 +278,7 @@ class Group {
         std::optional<Place> bad;
         for (std::size_t k = 0; k < models_; ++k) {
             bool finite = true;
-            for (const Thread& part : parts) finite &= part.top[k] < infinity<Key>;
+            for (const Thread& part : parts) finite &= part.top[k] < infinite<Key>;
             if (finite || first[k + 1] == first[k]) continue;
             const Place place{bad_row(k), k};
             if (!bad || place < *bad) bad = place;
@@ -337,7 +332,7 @@ class Group {
         };
         if (s.k <= above) {
             s.low = s.high;
-            s.high = infinity<Key>;
+            s.high = infinite<Key>;
         } else if (s.k <= above + at_high) {
             answer(s.high, above, at_high);
         } else if (s.k <= above + at_high + inside) {
