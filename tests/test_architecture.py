@@ -19,7 +19,7 @@ ALLOWED = {
     "errors": set(),
     "_optional": set(),
     "_versions": set(),
-    "_capture": set(),
+    "_capture": {"kernels"},
     "reference": set(),
     "_native": {"_cpu"},
     "_operands": set(),

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from isthmus.kernels.table import to_device as to_device  # without waiting, for whoever records
+
 Work = Callable[[], None]
 Pool = Any  # of torch.cuda.graph_pool_handle
 
@@ -147,13 +149,6 @@ class Arrival:
         if self._event is not None:
             self._event.synchronize()
         return self._value
-
-
-def send(value: Tensor, device: torch.device) -> Tensor:
-    """A tensor of the CPU on ``device``; the host does not wait for the copy."""
-    if device.type == "cuda" and value.device.type == "cpu":
-        return value.pin_memory().to(device, non_blocking=True)
-    return value.to(device)
 
 
 def _reason(error: Exception) -> str:

@@ -259,7 +259,7 @@ def test_recordings_of_a_thread_share_a_stream(monkeypatch: pytest.MonkeyPatch) 
 
 
 def test_values_arrive_as_they_were(device: str) -> None:
-    value = _capture.send(torch.arange(3), torch.device(device))
+    value = _capture.to_device(torch.arange(3), torch.device(device))
     arrival = _capture.Arrival(value)
     value.zero_()
     assert arrival.get().tolist() == [0, 1, 2]

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus._capture import Arrival, CaptureError, capture, send
+from isthmus._capture import Arrival, CaptureError, capture, to_device
 
 Read = Callable[[], list[Any]]  # waits for a tensor that is on its way to the host
 Replay = Callable[[], Tensor]  # does again what was captured; the tensor is overwritten the next time
@@ -59,7 +59,8 @@ class InOrder:
     def upload(self, numbers: Sequence[float]) -> Tensor:
         """Numbers as a float64 tensor on the device."""
         with torch.inference_mode(False):
-            return send(torch.tensor(numbers, dtype=torch.float64), self.device)
+            moved: Tensor = to_device(torch.tensor(numbers, dtype=torch.float64), self.device)
+            return moved
 
     def fetch(self, tensor: Tensor) -> Read:
         """Send a tensor to the host; whoever reads waits for it, and for nothing that is asked for later."""

@@ -9,7 +9,7 @@ from itertools import islice
 import torch
 from torch import Tensor
 
-from isthmus._capture import send
+from isthmus._capture import to_device
 
 from .augment import Augmentation
 from .seeds import generator
@@ -79,7 +79,7 @@ class Batches:
         """The next ``steps`` batches in chunks."""
         for start in range(0, steps, self.capacity):
             rows = torch.stack(list(islice(self._rows, min(self.capacity, steps - start))))
-            rows = send(rows, self._inputs.device)
+            rows = to_device(rows, self._inputs.device)
             inputs = self._augmentation(self._inputs[rows.flatten()], self._draws)
             inputs = inputs.contiguous(memory_format=self._format)
             yield Chunk(inputs.unflatten(0, rows.shape), self._labels[rows])

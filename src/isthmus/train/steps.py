@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isthmus._capture import CaptureError, capture, send
+from isthmus._capture import CaptureError, capture, to_device
 
 from .batches import Chunk
 
@@ -125,7 +125,7 @@ class RecordedSteps:
         self._count = len(chunk)
         self._inputs[: self._count].copy_(chunk.inputs.permute(0, *self._axes))
         self._labels[: self._count].copy_(chunk.labels)
-        self._rates[: self._count].copy_(send(rates, self._rates.device))
+        self._rates[: self._count].copy_(to_device(rates, self._rates.device))
         self._position.zero_()
 
     def take(self) -> None:
