@@ -24,13 +24,13 @@ def _check() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
     import conftest  # noqa: F401 - it makes the interpreter quicker
     import torch
+
     from isthmus.kernels import numbers
 
     numbers.INTERPRETED, numbers.BLOCK = False, 2048  # as where a GPU is: other modules read them when imported
-    from isthmus.kernels import select, similarity, trimming
-
     from isthmus import ops, testing
     from isthmus._gpu import triton
+    from isthmus.kernels import select, similarity, trimming
 
     triton.INTERPRETED = True  # the kernels run on the CPU all the same
     assert (triton.BLOCK, select.STEPS, similarity._ROWS, trimming.block_of(9, 4096)) == (2048, 16, 16, 4096)
