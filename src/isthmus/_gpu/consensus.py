@@ -23,7 +23,6 @@ from .tables import Column
 
 _RANKED = 1 << 22  # entries of all models whose ranks are in memory together
 _NEVER = 1 << 62  # beyond every place of a row
-_SIGNS = {"positive": 1, "negative": -1, "zero": 0}
 _INTEGERS = {torch.float32: torch.int32, torch.float64: torch.int64}
 
 
@@ -69,8 +68,8 @@ def consensus(columns: Sequence[Column], outputs: Column, plan: Plan, *, stats: 
 
     if plan.vote == "none" or plan.zero_sign != "majority":
         for each in sweep():
-            launch(*each, zero_sign=_SIGNS.get(plan.zero_sign, 0))
-    elif _is_ranked(plan) or _in_place(rows):
+            launch(*each, zero_sign=tables.SIGNS.get(plan.zero_sign, 0))
+    elif _is_ranked(plan) or tables.in_place(rows):
         for each in sweep():  # the majority is counted first
             launch(*each, zero_sign=1, writes=False, tallies=True)
         for batch, rule, counting in sweep():
@@ -198,10 +197,7 @@ def _groups(results: Sequence[Tensor], plan: Plan) -> list[int]:
     """For each row the place of its first cut."""
     if plan.keep is None:
         return [0] * len(results)
-    if plan.lengths is None:
-        return list(range(len(results)))
-    pieces = (result.numel() // length for result, length in zip(results, plan.lengths, strict=True))
-    return list(itertools.accumulate(pieces, initial=0))[:-1]
+    return tables.first_groups([result.numel() for result in results], plan.lengths)
 
 
 def _intervals(plan: Plan, compute: torch.dtype) -> Tensor:
@@ -296,12 +292,3 @@ def _odds(
 
 def _is_ranked(plan: Plan) -> bool:
     return plan.random is not None and plan.random.epsilon is not None
-
-
-def _in_place(rows: Rows) -> bool:
-    """Whether an output is an input of its row."""
-    return any(
-        result.data_ptr() == x.data_ptr() and result.numel() > 0
-        for row, result in zip(rows.inputs, rows.results, strict=True)
-        for x in row
-    )

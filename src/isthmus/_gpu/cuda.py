@@ -70,13 +70,10 @@ def consensus(
         raise BackendError("backend 'cuda' has no kernel for sparsify='magnitude_random'. Use backend='triton'.")
     rows = laid_out(columns, outputs, c_order=True)
     device = outputs[0].device
-    in_place = any(
-        result.numel() > 0 and any(tensor.data_ptr() == result.data_ptr() for tensor in row)
-        for row, result in zip(rows.inputs, rows.results, strict=True)
-    )
+    in_place = tables.in_place(rows)
     majority = plan.vote != "none" and plan.zero_sign == "majority"
-    sign = {"zero": 0, "negative": -1}.get(plan.zero_sign, 1)
-    first_group = _first_groups([result.numel() for result in rows.results], plan.lengths)
+    sign = tables.SIGNS.get(plan.zero_sign, 1)
+    first_group = torch.tensor(tables.first_groups([result.numel() for result in rows.results], plan.lengths))
     merges = [_Merge(part, plan, first_group, stats) for part in tables.parts(rows.inputs, rows.results, block=BLOCK)]
     total = torch.zeros(1, dtype=torch.int64, device=device)
     for merge in merges:
@@ -151,12 +148,6 @@ class _Merge:
         _cuda.consensus(self.rows, self._plan, _cuda.Sweep(**options), _queue(self.part.table.device))
 
 
-def _first_groups(numel: Sequence[int], lengths: Sequence[int] | None) -> Tensor:
-    """The place of the first group of each row."""
-    counts = [1] * len(numel) if lengths is None else [n // max(x, 1) for n, x in zip(numel, lengths, strict=True)]
-    return torch.tensor([0, *itertools.accumulate(counts)][:-1], dtype=torch.int64)
-
-
 def _stats(merges: Sequence[_Merge], rows: int, models: int) -> reference.Stats:
     kept = torch.zeros(rows, models, dtype=torch.int64)
     counts = torch.zeros(rows, 4, dtype=torch.int64)
@@ -182,7 +173,7 @@ def select(
     index = torch.where(some, _NO_INDEX, 0)
     above, equal = torch.zeros_like(index), torch.zeros_like(index)
     bad: list[tuple[int, int]] = []
-    starts = _first_groups([row[0].numel() for row in rows], groups.lengths).tolist()
+    starts = tables.first_groups([row[0].numel() for row in rows], groups.lengths)
     for part in parts:
         numel = [rows[row][0].numel() for row in part.rows]
         lengths = None if groups.lengths is None or groups.whole else [groups.lengths[row] for row in part.rows]
@@ -211,7 +202,7 @@ def _select_part(
     groups, models, count = ranks.shape
     blocks = [-(-n // table.block) for n in numel]
     first_block = [0, *itertools.accumulate(blocks)][:-1]
-    first_group = _first_groups(numel, lengths)
+    first_group = tables.first_groups(numel, lengths)
     if whole:
         large = [(0, 0, sum(blocks), sum(numel), 0)]
     else:
@@ -219,12 +210,11 @@ def _select_part(
         rows = [r for r, n in enumerate(numel) if alone[r] and n > _cuda.most_small]
         before = [0, *itertools.accumulate(blocks[r] for r in rows)]
         large = [
-            (int(first_group[r]), first_block[r], blocks[r], numel[r], skip)
-            for r, skip in zip(rows, before, strict=False)
+            (first_group[r], first_block[r], blocks[r], numel[r], skip) for r, skip in zip(rows, before, strict=False)
         ]
     row_starts = torch.tensor([0, *itertools.accumulate(numel)][:-1], dtype=torch.int64)
-    flat = [first_group, row_starts, ranks.reshape(-1), torch.tensor(large, dtype=torch.int64).reshape(-1)]
-    flat.append(torch.tensor(lengths or [], dtype=torch.int64))
+    lists = [torch.tensor(x, dtype=torch.int64).reshape(-1) for x in (first_group, large, lengths or [])]
+    flat = [lists[0], row_starts, ranks.reshape(-1), *lists[1:]]
     parts = to_device(torch.cat(flat), device).split([len(x) for x in flat])
     value = torch.empty(ranks.shape, dtype=torch.float64, device=device)
     index, above, equal = (torch.empty(ranks.shape, dtype=torch.int64, device=device) for _ in range(3))

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
-from isthmus._operands import laid_out
+from isthmus._operands import Rows, laid_out
 from isthmus.kernels.table import ALIGNMENT, Table, make, to_device
 from isthmus.reference import compute_dtype
 
 Column = list[Tensor]
+
+SIGNS = {"positive": 1, "negative": -1, "zero": 0}  # what kernels call a sign that is elected where a vote cancels
 
 
 class Part(NamedTuple):
@@ -71,6 +74,21 @@ def parts(inputs: Sequence[Sequence[Tensor]], results: Sequence[Tensor], *, bloc
         )
         for (dtype, out_dtype), places in by_dtype.items()
     ]
+
+
+def first_groups(numel: Sequence[int], lengths: Sequence[int] | None) -> list[int]:
+    """For each row the place of its first group: each is one, or has one for each of its pieces."""
+    groups = [1] * len(numel) if lengths is None else [n // length for n, length in zip(numel, lengths, strict=True)]
+    return list(itertools.accumulate(groups, initial=0))[:-1]
+
+
+def in_place(rows: Rows) -> bool:
+    """Whether an output is an input of its row."""
+    return any(
+        result.data_ptr() == x.data_ptr() and result.numel() > 0
+        for row, result in zip(rows.inputs, rows.results, strict=True)
+        for x in row
+    )
 
 
 def aligned(tensor: Tensor) -> Tensor:
