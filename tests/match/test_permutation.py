@@ -198,3 +198,14 @@ def test_units_that_stay_by_hand():
     p["heads"] = torch.tensor([0, 2, 1])
     p["qk"][0] = torch.tensor([0, 1, 3, 2])
     assert units_that_stay(SPEC, p) == {"heads": 1, "qk": 2, "v": 4}  # columns of heads that move do so too
+
+
+def test_a_model_is_permuted_device_by_device(monkeypatch):
+    torch.manual_seed(1)
+    model = Attention()
+    expected = apply_permutation(SPEC, drawn(1), model.state_dict())
+    # As if every second tensor were on another device.
+    monkeypatch.setattr("isthmus.ops.by_device", lambda x: [range(0, len(x), 2), range(1, len(x), 2)])
+    found = apply_permutation(SPEC, drawn(1), model.state_dict())
+    assert list(found) == list(expected)
+    assert all(torch.equal(found[key], expected[key]) for key in expected)

@@ -179,3 +179,12 @@ def test_linearity(x, y, c, d):
     combined = (c * tau + d * other)["w"].double()
     assert ((combined - exact).abs() <= 2**-22 * scale + 1e-30).all()
     assert torch.equal(((c * tau + d * other) - d * other)["w"], (c * tau)["w"])
+
+
+def test_a_task_vector_is_applied_device_by_device(monkeypatch):
+    base, a, b = net(1), net(2), net(3)
+    tau = 0.4 * TaskVector(base, a) - 0.7 * TaskVector(base, b)
+    expected = tau.apply_to(base)
+    # As if every second tensor were on another device.
+    monkeypatch.setattr("isthmus.ops.by_device", lambda x: [range(0, len(x), 2), range(1, len(x), 2)])
+    assert isthmus.diff(tau.apply_to(base), expected).equal

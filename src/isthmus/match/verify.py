@@ -123,7 +123,12 @@ class _Probe:
         with torch.no_grad():
             sources = [self.own[key] for key in moved]
             places = beside(sources, [indices[key] for key in moved])
-            ops.permute(sources, places, out=[self.tensors[key] for key in moved])
+            for here in ops.by_device(sources):
+                ops.permute(
+                    [sources[place] for place in here],
+                    [places[place] for place in here],
+                    out=[self.tensors[moved[place]] for place in here],
+                )
             try:
                 found = self._run()
             finally:
