@@ -363,6 +363,27 @@ def test_selection_in_large_groups(cuda, dtype, kind):
         check_select(cuda, columns, based=based, groups=groups, ranks=ranks, exact=not whole or based)
 
 
+def sampled(n):
+    """The elements of a lone row that its sample of 1024 runs looks at; see take_sample in csrc/cuda/select.h."""
+    stride = n // 1024
+    random = np.arange(1, 1025, dtype=np.uint64) * np.uint64(0x9E3779B97F4A7C15)
+    random = (random ^ random >> np.uint64(32)) * np.uint64(0xD6E8FEB86659FD93)
+    random ^= random >> np.uint64(32)
+    first = np.arange(1024) * stride + (random % np.uint64(stride - 7)).astype(np.int64)
+    return torch.from_numpy(first[:, None] + np.arange(8)).flatten()
+
+
+@pytest.mark.parametrize("factor", [2.0**-6, 2.0**6])
+@pytest.mark.parametrize("dtype", FLOATS)
+def test_selection_where_all_that_is_sampled_misleads(cuda, dtype, factor):
+    x = finite(70001, dtype, seed=1)
+    x = torch.where(x.abs() < 2.0**-3, 1, torch.where(x.abs() > 2.0**3, 1, x))
+    x[sampled(70001)] *= factor
+    ranks = torch.tensor([[[15000, 35000, 50000]]])
+    for exact in (False, True):
+        check_select(cuda, [[x]], based=False, groups=reference.Groups(False, None), ranks=ranks, exact=exact)
+
+
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_selection_in_pieces(cuda, dtype):
     lengths, counts = [1, 7, 5000, 64], [5, 11, 3, 9]
