@@ -572,7 +572,7 @@ def test_bits_of_outputs_that_bypass_the_caches(compiled, threads, dtype):
     count = (1 << 20 if compiled == "triton" else 16 << 20) // dtype.itemsize + 133
     models = [[torch.linspace(-1, s, count, dtype=torch.float64).to(dtype)] for s in (3, -2, 1)]
     options = {name: values[0] for name, values in CHOICES.items()} | {"density": 0.2, "weights": 1.0}
-    check(("caches", dtype), models[1:], models[0], compiled, **options)
+    check(("caches", dtype, count), models[1:], models[0], compiled, **options)
 
 
 @pytest.mark.parametrize("models", [3, 10])

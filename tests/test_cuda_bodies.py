@@ -65,7 +65,7 @@ def cuda(request):
             for job in jobs:
                 job.result()
         build("-shared", *objects, "-o", library)
-    spec = importlib.util.spec_from_file_location("isthmus._cuda", library)
+    spec = importlib.util.spec_from_file_location("on_host._cuda", library)  # pybind11 knows modules by their names
     extension = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(extension)
     with pytest.MonkeyPatch.context() as patch:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import collections
 import functools
-import importlib.util
 import re
 import subprocess
 from pathlib import Path
 
 import pytest
+
+import isthmus
 
 triton = pytest.importorskip("triton")
 CUOBJDUMP = Path(triton.__file__).parent / "backends/nvidia/bin/cuobjdump"
@@ -26,13 +27,13 @@ ROUTINE_RCP = 3
 @functools.cache
 def kernels(architecture):
     """How often each instruction stands in each kernel of the rules."""
-    spec = importlib.util.find_spec("isthmus._cuda")
-    if spec is None or spec.origin is None or not spec.origin.endswith(".so"):
+    extension = next(Path(isthmus.__file__).parent.glob("_cuda.*.so"), None)
+    if extension is None:
         pytest.skip("the CUDA extension was not built")
     if not CUOBJDUMP.exists():
         pytest.skip("triton has no cuobjdump")
     done = subprocess.run(
-        [CUOBJDUMP, "-sass", "-arch", architecture, spec.origin], capture_output=True, text=True, check=True
+        [CUOBJDUMP, "-sass", "-arch", architecture, extension], capture_output=True, text=True, check=True
     )
     found: dict[str, collections.Counter[str]] = {}
     counts: collections.Counter[str] = collections.Counter()

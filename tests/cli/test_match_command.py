@@ -154,10 +154,10 @@ class TestScan:
     def test_an_interrupted_scan_says_where_its_points_are(self, monkeypatch):
         walk = LineWalk.write
 
-        def stop(self, point):
+        def stop(self, point, out):
             if point not in (0.0, 0.5, 1.0) and not Path("calm").exists():
                 raise KeyboardInterrupt
-            walk(self, point)
+            walk(self, point, out)
 
         monkeypatch.setattr(LineWalk, "write", stop)
         command = ["scan", "a.safetensors", "b.safetensors", "--model", "own:model", "--data", "digits", "--points", 5]
