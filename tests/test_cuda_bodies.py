@@ -34,7 +34,7 @@ SOURCES = [REPOSITORY / "tests/csrc/host.cpp", REPOSITORY / "csrc/bind/cuda.cpp"
 LENGTHS = [1, 7, 8, 8191, 8192, 8193, 20001]
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cuda(request):
     """The module isthmus._gpu.cuda on the host."""
     pybind11 = pytest.importorskip("pybind11")
@@ -74,8 +74,10 @@ def cuda(request):
         patch.delitem(sys.modules, "isthmus._gpu.cuda", raising=False)
         module = importlib.import_module("isthmus._gpu.cuda")
         assert module.ON_HOST
+        _native.load_cuda.cache_clear()  # the module before, if it was loaded
         yield module
         del sys.modules["isthmus._gpu.cuda"]
+    _native.load_cuda.cache_clear()
 
 
 @functools.cache
