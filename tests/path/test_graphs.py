@@ -10,6 +10,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from seeded import three
 from torch import nn
 from torch.nn.utils import parametrizations
 
@@ -68,14 +69,6 @@ REFUSED = {
     "replaces a buffer": (lambda: Around(reassign), "writes into parameters, buffers"),
     "compiled": (lambda: torch.compile(MODELS["perceptron"](), backend="eager"), "the model is compiled"),
 }
-
-
-def three(make, device: torch.device) -> list[nn.Module]:
-    models = []
-    for seed in range(3):
-        torch.manual_seed(seed)
-        models.append(make().to(device))
-    return models
 
 
 def evaluator(device: torch.device, **options) -> Evaluator:

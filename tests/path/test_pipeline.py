@@ -10,6 +10,7 @@ import weakref
 import numpy as np
 import pytest
 import torch
+from seeded import three
 from torch import nn
 
 from isthmus.errors import EvaluationError
@@ -88,14 +89,6 @@ MODELS = {
     "own": Own,
     "locked": Locked,
 }
-
-
-def three(make, device: torch.device) -> list[nn.Module]:
-    models = []
-    for seed in range(3):
-        torch.manual_seed(seed)
-        models.append(make().to(device))
-    return models
 
 
 def placed(device: torch.device = CPU, stop: type[BaseException] | None = None) -> list[nn.Module]:

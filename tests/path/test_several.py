@@ -7,6 +7,7 @@ import copy
 import numpy as np
 import pytest
 import torch
+from seeded import three
 from torch import nn
 
 from isthmus import ops
@@ -130,14 +131,6 @@ class Half(nn.Module):
 
     def forward(self, x):
         return self.linear(x.bfloat16()).float()
-
-
-def three(make, device: torch.device) -> list[nn.Module]:
-    models = []
-    for seed in range(3):
-        torch.manual_seed(seed)
-        models.append(make().to(device))
-    return models
 
 
 def examples(device: torch.device, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -11,10 +11,11 @@ from torch import Tensor
 from isthmus._operands import laid_out, real
 from isthmus.kernels import permute as launch
 from isthmus.kernels.permute import Row
-from isthmus.kernels.table import ALIGNMENT, to_device
+from isthmus.kernels.table import ALIGNMENT
 from isthmus.reference import compute_dtype
 
-Column = list[Tensor]
+from .tables import Column, of_rows
+
 Indices = Sequence[Tensor | None]  # of one tensor, one for each dimension
 
 
@@ -52,9 +53,8 @@ def lerp_permuted(a: Column, b: Column, outputs: Column, weights: Tensor, indice
         kept.append((first, second, index))
     for (dtype, out_dtype, lanes), (places, rows) in kinds.items():
         device = laid.results[0].device
-        chosen = weights if len(weights) == 1 else weights[torch.tensor(places, device=weights.device)]
         table = launch.gathers(rows, device)
-        launch.lerp_permuted(table, to_device(chosen.contiguous(), device), dtype, out_dtype, lanes)
+        launch.lerp_permuted(table, of_rows(weights, places, device), dtype, out_dtype, lanes)
     for target, result in laid.late:
         target.copy_(result)
 

@@ -31,10 +31,7 @@ class Part(NamedTuple):
 
     def of_rows(self, values: Tensor) -> Tensor:
         """Of a value or line for each row of the call those of this part, on its device; of a single one that."""
-        if len(values) not in (1, len(self.rows)):
-            values = values[to_device(torch.tensor(self.rows), values.device)]
-        moved: Tensor = to_device(values.contiguous(), self.table.device)
-        return moved
+        return of_rows(values, self.rows, self.table.device)
 
 
 def run(
@@ -74,6 +71,14 @@ def parts(inputs: Sequence[Sequence[Tensor]], results: Sequence[Tensor], *, bloc
         )
         for (dtype, out_dtype), places in by_dtype.items()
     ]
+
+
+def of_rows(values: Tensor, rows: Sequence[int], device: torch.device) -> Tensor:
+    """Of a value or line for each row of a call those of these rows, on a device; of a single one that."""
+    if len(values) not in (1, len(rows)):
+        values = values[to_device(torch.tensor(rows), values.device)]
+    moved: Tensor = to_device(values.contiguous(), device)
+    return moved
 
 
 def first_groups(numel: Sequence[int], lengths: Sequence[int] | None) -> list[int]:
