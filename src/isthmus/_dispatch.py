@@ -177,11 +177,7 @@ def lerp(
     ``table`` is what ``plain_table`` made of the same tensors.
     """
     per_row = len(weights) > 1
-
-    def listed() -> list[float]:
-        return weights.tolist() if isinstance(weights, Tensor) else weights
-
-    values = functools.cache(listed) if isinstance(weights, Tensor) else listed  # a cache costs as much as small rows
+    values = _listed(weights)
     return _run(
         [a, b],
         out,
@@ -207,27 +203,28 @@ def weighted_sum(
 
     ``table`` is what ``plain_table`` made of the same tensors.
     """
-    width = len(columns)
     per_row = weights.dim() == 2 if isinstance(weights, Tensor) else isinstance(weights[0], list)
-
-    @functools.cache
-    def flat() -> list[float]:
-        values: list[Any] = weights.tolist() if isinstance(weights, Tensor) else weights
-        return list(itertools.chain.from_iterable(values)) if per_row else values
-
+    values = _listed(weights)
     return _run(
         columns,
         out,
         backend,
         table,
         reference=lambda row, tensors, dtype: reference.weighted_sum(
-            tensors, flat()[row * width : (row + 1) * width] if per_row else flat(), dtype=dtype
+            tensors, values()[row] if per_row else values(), dtype=dtype
         ),
-        cpp=lambda: _cpp.weighted_sum(columns, flat(), out=out, table=table),
+        cpp=lambda: _cpp.weighted_sum(
+            columns, list(itertools.chain.from_iterable(values())) if per_row else values(), out=out, table=table
+        ),
         gpu=lambda module, outputs: module.weighted_sum(
-            columns, outputs, torch.as_tensor(weights, dtype=torch.float64).view(-1, width)
+            columns, outputs, torch.as_tensor(weights, dtype=torch.float64).view(-1, len(columns))
         ),
     )
+
+
+def _listed(weights: list[Any] | Tensor) -> Callable[[], list[Any]]:
+    """The weights as Python numbers when they are asked for: those on a GPU make the host wait."""
+    return functools.cache(weights.tolist) if isinstance(weights, Tensor) else lambda: weights
 
 
 def multi_linear(
